@@ -32,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this 
 
 import offload
 from benchmarks.side_by_side import machine, versions
-from offload.testing.history import each_pass, log_batch, read_history
-from offload.testing.numbers import Numbers
+from tests.emulation.history import each_pass, log_batch, read_history
+from tests.emulation.numbers import Numbers
 
 SAMPLES, BATCH = 600, 16
 STEP_S = 0.05

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from offload.adapt.core_count import CoresLearned, InputSeen, count_cores
-from offload.adapt.core_price import CorePrice
+from offload.adapt.cores import CorePrice, CoresLearned, InputSeen, count_cores
 
 FIRST, MOST = 4, 512
 INTERVALS = 240

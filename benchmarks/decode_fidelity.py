@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this 
 
 import offload
 from benchmarks import side_by_side
-from offload.cli.demo import small_resnet
+from offload.cli.demo.workload import small_resnet
 from offload.demo_data import make_demo_data
 from offload.pipeline.blocks import wire
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID

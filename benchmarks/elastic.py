@@ -2,7 +2,7 @@
 
     python benchmarks/elastic.py [--json] [-o benchmarks/results/elastic.json]
 
-Most schedules are rehearsed in threads, with the real feed, batches, agreement and progress (`offload.testing.rehearsal`). Some run on
+Most schedules are rehearsed in threads, with the real feed, batches, agreement and progress (`tests.emulation.rehearsal`). Some run on
 real processes, in a Ray cluster on this machine. There the benchmark kills workers and preprocessing processes at random times, while
 the number of workers follows a random schedule. A pass is correct if the history of the final state holds each sample once.
 
@@ -37,9 +37,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this 
 import offload
 from benchmarks.side_by_side import machine, versions
 from offload.report.run_dir import read_lines
-from offload.testing.history import each_pass, log_batch, read_history
-from offload.testing.numbers import Numbers
-from offload.testing.rehearsal import Rehearsal
+from tests.emulation.history import each_pass, log_batch, read_history
+from tests.emulation.numbers import Numbers
+from tests.emulation.rehearsal import Rehearsal
 
 SAMPLES, EPOCHS = 400, 16
 STEP_S = 0.02

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.decision_worlds import CORE_USD, GPU_USD, JOINS, LEAVES, Cores
-from offload.adapt.core_count import CoresLearned, InputSeen, count_cores
-from offload.adapt.core_price import CorePrice
+from offload.adapt.cores import CorePrice, CoresLearned, InputSeen, count_cores
 from offload.adapt.decide import Keep, State, cores_meanwhile, decide
 from offload.adapt.observe import INPUT_BOUND, LEAST_STEPS, Interval, Seen
 from offload.adapt.situation import Objective, Option, Rules, Situation

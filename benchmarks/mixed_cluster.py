@@ -25,7 +25,7 @@ from benchmarks import side_by_side
 from benchmarks.rows.protocol import Task
 from benchmarks.side_by_side import GPU_HOST, Measurement, Row
 from benchmarks.workloads import HALF_AS_FAST, NAMES
-from offload.testing import HostSpec
+from tests.emulation import HostSpec
 
 CPUS = {GPU_HOST: 1.0, "cpu-slow": 0.75, "cpu-small": 0.25}
 SLOW = "cpu-slow"

@@ -32,7 +32,7 @@ from benchmarks.rows.dataloader import Samples
 from benchmarks.rows.protocol import Task
 from benchmarks.side_by_side import CPU_HOST, ENVIRONMENT, GPU_HOST, SHM_BYTES
 from offload.report.run_dir import read_lines
-from offload.testing import Hosts, HostSpec
+from tests.emulation import Hosts, HostSpec
 
 BATCH_SIZE = 16
 BEFORE_S, AFTER_S = 45.0, 75.0

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this 
 
 from benchmarks import side_by_side
 from benchmarks.side_by_side import ENVIRONMENT, ROOT
-from offload.testing import Hosts, HostSpec, unavailable
+from tests.emulation import Hosts, HostSpec, unavailable
 
 MIB = 1 << 20
 

@@ -28,7 +28,7 @@ from benchmarks import reference, side_by_side, tables
 from benchmarks.reference import Beside
 from benchmarks.rows.protocol import Task
 from benchmarks.side_by_side import CPU_HOST, GPU_HOST, Measurement, Row, RowFailed
-from offload.testing import HostsError, unavailable
+from tests.emulation import HostsError, unavailable
 
 WORKLOADS = ("blur", "blur-uint8", "jpeg", *tables.NAMES)
 PLAIN_WIDTH = 130

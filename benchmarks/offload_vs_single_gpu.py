@@ -27,7 +27,7 @@ from benchmarks.rows import protocol
 from benchmarks.side_by_side import CPU_HOST, GPU_HOST
 from benchmarks.workloads import jpeg_files
 from offload.cli.doctor import torch_facts
-from offload.testing import Hosts, HostsError, HostSpec, unavailable
+from tests.emulation import Hosts, HostsError, HostSpec, unavailable
 
 CASES = {"jpeg": "resnet50", "blur": "vit_base_patch16_224"}
 CPU_MODEL = "resnet10t"

@@ -39,7 +39,7 @@ from benchmarks.suites.finding import NotFound
 from benchmarks.suites.rewriting import rewritten
 from benchmarks.suites.running import Settings, SuiteFailed, run
 from benchmarks.suites.verdicts import CALLED, Outcome, Verdict, counts, expectations, verdicts
-from offload.interrupts import handled
+from offload.process.interrupts import handled
 
 EXPECTED = Path(__file__).parent / "suites" / "expected.toml"
 _LOADER = "offload.DataLoader"

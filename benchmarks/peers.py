@@ -43,7 +43,7 @@ from benchmarks.reference import Beside
 from benchmarks.rows.peers.common import SHARD
 from benchmarks.rows.protocol import TOO_FEW, Task
 from benchmarks.side_by_side import CPU_HOST, GPU_HOST, Measurement, Row, RowFailed
-from offload.testing import HostsError, unavailable
+from tests.emulation import HostsError, unavailable
 
 WORKLOADS = ("jpeg", "blur", *tables.NAMES)
 HOSTS = (GPU_HOST, CPU_HOST)

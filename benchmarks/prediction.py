@@ -32,7 +32,7 @@ from benchmarks import workloads
 from benchmarks.rows.predicted import Arrivals
 from benchmarks.side_by_side import ENVIRONMENT, ROOT, SHM_BYTES, machine, versions
 from offload.model import GradientNoise, JointGoodput, NodeType, Profile, Shape
-from offload.testing import Host, Hosts, HostSpec
+from tests.emulation import Host, Hosts, HostSpec
 
 SCRIPT = "benchmarks/rows/predicted.py"
 ALPHA_S = 0.01  # of the paced accelerator, per step; at most a quarter of the step

@@ -37,17 +37,17 @@ sys.path.sort(key=lambda path: path == str(Path(__file__).resolve().parent))  # 
 from benchmarks.rows.protocol import STEADY_FROM, STEADY_TO
 from benchmarks.side_by_side import cores, machine, versions
 from offload.errors import ConfigError, OffloadError
+from offload.launch.sagemaker.container.progress import over_all, read_progress
 from offload.launch.sagemaker.groups import groups_of
 from offload.launch.sagemaker.job_template import JobTemplate, job_name
-from offload.launch.sagemaker.launch import SageMakerLauncher, prepare
-from offload.launch.sagemaker.progress import over_all, read_progress
+from offload.launch.sagemaker.launcher import SageMakerLauncher, prepare
 from offload.launch.sagemaker.service import Service
 from offload.model import Catalog, NodeType, Profile
-from offload.model.planner import plan
-from offload.model.plans import Candidate
+from offload.model.planning.planner import plan
+from offload.model.planning.plans import Candidate
 from offload.prices import built_in
-from offload.testing import Hosts, HostSpec
-from offload.testing.training_service import TrainingService
+from tests.emulation import Hosts, HostSpec
+from tests.emulation.training_service import TrainingService
 
 ROOT = Path(__file__).resolve().parent.parent
 PUBLISHED = ROOT / "examples" / "vit_blur.py"

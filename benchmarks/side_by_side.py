@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from benchmarks.rows import protocol
-from offload.testing import CpuSeconds, Host, HostProcess, Hosts, HostsError, HostSpec
+from tests.emulation import CpuSeconds, Host, HostProcess, Hosts, HostsError, HostSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 GPU_HOST, CPU_HOST = "gpu-1", "cpu-1"

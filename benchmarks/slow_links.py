@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offload.testing import Hosts, HostSpec
+from tests.emulation import Hosts, HostSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 GPU_HOST, CPU_HOST = "gpu-1", "cpu-1"

@@ -31,10 +31,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this 
 from benchmarks.side_by_side import ENVIRONMENT, ROOT, SHM_BYTES, cores, machine, versions
 from offload.demo_data import make_demo_data
 from offload.report.run_dir import CHECKPOINTS, read_lines
-from offload.testing import Host, HostProcess, Hosts, HostSpec
-from offload.testing.history import each_pass, read_history
-from offload.testing.metadata_service import MetadataService
 from offload.train.checkpoints.ray_list import SNAPSHOT
+from tests.emulation import Host, HostProcess, Hosts, HostSpec
+from tests.emulation.history import each_pass, read_history
+from tests.emulation.metadata_service import MetadataService
 
 HEAD, SPOT = "head", "spot-1"
 GOAL_S = 20.0

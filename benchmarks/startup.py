@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this 
 from benchmarks import side_by_side
 from benchmarks.jobs.start_and_end import KINDS
 from offload.preload import SWITCH
-from offload.testing import Hosts, HostSpec
+from tests.emulation import Hosts, HostSpec
 
 RUNS = 4
 

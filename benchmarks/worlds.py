@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from offload.measure.findings import Findings, profile_document
 from offload.measure.sizes import Measured
 from offload.model import Catalog, NodeType, Profile, StepTime, plan
-from offload.model.plans import Candidate
+from offload.model.planning.plans import Candidate
 
 Floats = NDArray[np.float64]
 

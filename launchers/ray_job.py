@@ -2,7 +2,7 @@
 
     python launchers/ray_job.py examples/quickstart.py --address http://head:8265 --dry-run
 
-Copy this script and change what your jobs need: `Job` has fields for the number of workers, requirements, the run directory and the
+Copy this script and change what your jobs need: `RayJob` has fields for the number of workers, requirements, the run directory and the
 checkpoint storage. ``offload launch ray`` has an option for each.
 
 Needs ``pip install '.[ray]'`` in a checkout. With ``--dry-run`` no cluster is needed.
@@ -19,8 +19,8 @@ from offload.launch.arguments import check_script
 from offload.launch.launcher import launch
 from offload.launch.ray.bundle import pack
 from offload.launch.ray.client import Cluster
-from offload.launch.ray.job import Job, run_name
-from offload.launch.ray.launcher import RayLauncher, Submission
+from offload.launch.ray.job import RayJob, run_name
+from offload.launch.ray.launcher import RayLauncher, RaySubmission
 
 
 def main() -> None:
@@ -29,17 +29,17 @@ def main() -> None:
     parser.add_argument("--address", default="http://127.0.0.1:8265", help="address of the cluster's dashboard")
     parser.add_argument("--dry-run", action="store_true", help="print the request, call nothing")
     at = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
-    given, for_script = parser.parse_args(sys.argv[1:at]), tuple(sys.argv[at + 1 :])
+    options, for_script = parser.parse_args(sys.argv[1:at]), tuple(sys.argv[at + 1 :])
 
-    check_script(given.script)
-    bundle = pack(given.script)
+    check_script(options.script)
+    bundle = pack(options.script)
     user = run_name(getpass.getuser(), "user")
-    job = Job(name=run_name(given.script.stem), user=user, script=bundle.script, args=for_script)
-    ready = Submission.of(job, bundle)
-    if given.dry_run:
+    job = RayJob(name=run_name(options.script.stem), user=user, script=bundle.script, args=for_script)
+    ready = RaySubmission.of(job, bundle)
+    if options.dry_run:
         print(json.dumps(ready.render(), indent=2))
         return
-    launcher = RayLauncher(Cluster(given.address))
+    launcher = RayLauncher(Cluster(options.address))
     state = launch(launcher, [ready], wait=True, show=lambda text: print(text, end=""), say=print)
     print(json.dumps(state, indent=2))
     sys.exit(launcher.exit_code(state))

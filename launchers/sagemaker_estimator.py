@@ -20,7 +20,7 @@ from offload.errors import OffloadError
 from offload.launch.launcher import launch
 from offload.launch.sagemaker.groups import groups_of
 from offload.launch.sagemaker.job_template import JobTemplate, job_name
-from offload.launch.sagemaker.launch import SageMakerLauncher, prepare
+from offload.launch.sagemaker.launcher import SageMakerLauncher, prepare
 from offload.launch.sagemaker.service import service_of
 from offload.prices import built_in
 
@@ -35,22 +35,22 @@ def main() -> None:
     parser.add_argument("--region", help="default: the region of your AWS configuration")
     parser.add_argument("--dry-run", action="store_true", help="print the request, call nothing")
     at = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
-    given, for_script = parser.parse_args(sys.argv[1:at]), tuple(sys.argv[at + 1 :])
+    options, for_script = parser.parse_args(sys.argv[1:at]), tuple(sys.argv[at + 1 :])
 
-    service, catalog = service_of(given.region, dry_run=given.dry_run), built_in()
+    service, catalog = service_of(options.region, dry_run=options.dry_run), built_in()
     template = JobTemplate(
-        script=given.script.name,
+        script=options.script.name,
         args=for_script,
-        role=given.role,
-        bucket=given.bucket,
-        image=given.image_uri,
+        role=options.role,
+        bucket=options.bucket,
+        image=options.image_uri,
         region=service.region,
     )
-    name = job_name(given.script, datetime.now(UTC))
-    prepared = prepare(template, name, [groups_of(given.gpu, given.cpu)], given.script, catalog)
+    name = job_name(options.script, datetime.now(UTC))
+    prepared = prepare(template, name, [groups_of(options.gpu, options.cpu)], options.script, catalog)
     for note in prepared.notes:
         print(note, file=sys.stderr)
-    if given.dry_run:
+    if options.dry_run:
         print(json.dumps(prepared.jobs[0].render(), indent=2))
         return
     launcher = SageMakerLauncher(service, catalog, "estimator")

@@ -24,15 +24,15 @@ import boto3
 
 from offload.errors import OffloadError
 from offload.launch.sagemaker.groups import groups_of
-from offload.launch.sagemaker.job import CHECKPOINTS, Job
+from offload.launch.sagemaker.job import CHECKPOINTS, SageMakerJob
 from offload.launch.sagemaker.job_template import JobTemplate, channel_of, job_name
-from offload.launch.sagemaker.launch import prepare
+from offload.launch.sagemaker.launcher import prepare
 from offload.launch.sagemaker.service import service_of
 from offload.launch.sagemaker.submit import upload
 from offload.prices import built_in
 
 
-def model_trainer(job: Job, boto_session: Any) -> Any:
+def model_trainer(job: SageMakerJob, boto_session: Any) -> Any:
     """Return a ModelTrainer that runs the job's bundle."""
     from sagemaker.core.helper.session_helper import Session
     from sagemaker.core.shapes import InstanceGroup, MetricDefinition, S3DataSource
@@ -89,7 +89,7 @@ def model_trainer(job: Job, boto_session: Any) -> Any:
     )
     metrics = request["AlgorithmSpecification"]["MetricDefinitions"]
     return trainer.with_metric_definitions(
-        [MetricDefinition(name=each["Name"], regex=each["Regex"]) for each in metrics]
+        [MetricDefinition(name=metric["Name"], regex=metric["Regex"]) for metric in metrics]
     )
 
 
@@ -103,26 +103,26 @@ def main() -> None:
     parser.add_argument("--region", default=None)
     parser.add_argument("--dry-run", action="store_true", help="print the request, upload nothing")
     at = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
-    given, for_script = parser.parse_args(sys.argv[1:at]), tuple(sys.argv[at + 1 :])
+    options, for_script = parser.parse_args(sys.argv[1:at]), tuple(sys.argv[at + 1 :])
 
-    service = service_of(given.region, dry_run=given.dry_run)
+    service = service_of(options.region, dry_run=options.dry_run)
     template = JobTemplate(
-        script=given.script.name,
+        script=options.script.name,
         args=for_script,
-        role=given.role,
-        bucket=given.bucket,
-        image=given.image_uri,
+        role=options.role,
+        bucket=options.bucket,
+        image=options.image_uri,
         region=service.region,
-        channels=tuple(map(channel_of, given.input)),
+        channels=tuple(map(channel_of, options.input)),
         image_entrypoint=True,  # ModelTrainer cannot send another one
     )
-    name = job_name(given.script, datetime.now(UTC))
-    prepared = prepare(template, name, [groups_of(given.gpu, given.cpu)], given.script, built_in())
+    name = job_name(options.script, datetime.now(UTC))
+    prepared = prepare(template, name, [groups_of(options.gpu, options.cpu)], options.script, built_in())
     for note in prepared.notes:
         print(note, file=sys.stderr)
     submission = prepared.jobs[0]
     trainer = model_trainer(submission.job, boto3.Session(region_name=service.region))  # the SDK takes its region
-    if given.dry_run:
+    if options.dry_run:
         print(json.dumps(trainer._create_training_job_args(boto3=True), indent=2, default=str))
         return
     upload(submission.job, submission.bundle(), service)

@@ -51,7 +51,9 @@ def rates_of(interval: Interval) -> dict[str, float]:
 
 def finite(values: Mapping[str, Any]) -> dict[str, float]:
     """Those of the values that are finite numbers."""
-    return {name: float(each) for name, each in values.items() if isinstance(each, int | float) and math.isfinite(each)}
+    return {
+        name: float(value) for name, value in values.items() if isinstance(value, int | float) and math.isfinite(value)
+    }
 
 
 def _library(name: str, user: str, package: str) -> Any:
@@ -157,15 +159,15 @@ class MLflow(Callback):
             self._client.set_terminated(self._run, status)
 
     def _experiment_id(self) -> str:
-        found = self._client.get_experiment_by_name(self._experiment)
-        if found is None:
+        experiment = self._client.get_experiment_by_name(self._experiment)
+        if experiment is None:
             try:
                 return str(self._client.create_experiment(self._experiment))
             except Exception:
-                found = self._client.get_experiment_by_name(self._experiment)
-                if found is None:  # otherwise, another run has made it meanwhile
+                experiment = self._client.get_experiment_by_name(self._experiment)
+                if experiment is None:  # otherwise, another run has made it meanwhile
                     raise
-        return str(found.experiment_id)
+        return str(experiment.experiment_id)
 
     def _log(self, values: Mapping[str, float], step: int, at: float) -> None:
         for name, value in values.items():
@@ -193,8 +195,8 @@ class WandB(Callback):
         self._settings = settings
 
     def started(self, started: Started) -> None:
-        given = {"name": started.run_dir.name, "dir": str(started.run_dir), **self._settings}
-        self._run = self._wandb.init(**given)
+        settings = {"name": started.run_dir.name, "dir": str(started.run_dir), **self._settings}
+        self._run = self._wandb.init(**settings)
         self._run.define_metric("*", step_metric="offload/step")
 
     def interval(self, interval: Interval) -> None:

@@ -113,9 +113,9 @@ class pad(_Collate):  # used like a function
                     unpadded[name] = tensors
                 return _stacked(values, tensors)
             if len({t.ndim for t in tensors}) > 1 or tensors[0].ndim == 0:
-                found = " and ".join(sorted({str(t.ndim) for t in tensors}))
+                dimensions = " and ".join(sorted({str(t.ndim) for t in tensors}))
                 raise RunError(
-                    f"collate.pad cannot pad {_named(name)}: its values have {found} dimensions. Give them equally many, at least 1."
+                    f"collate.pad cannot pad {_named(name)}: its values have {dimensions} dimensions. Give them equally many, at least 1."
                 )
             sizes = [max(t.shape[d] for t in tensors) for d in range(tensors[0].ndim)]
             sizes[0] += -sizes[0] % self._multiple
@@ -253,7 +253,7 @@ def _stacked(values: list[Any], tensors: list[torch.Tensor] | None) -> Any:
 
 def _as_torch(values: list[Any]) -> Any:
     """Values as torch collates them. Those that it refuses, such as dates, None and lists of texts, stay a list, as without a function."""
-    if all(isinstance(value, list | tuple) and all(isinstance(each, str) for each in value) for value in values):
+    if all(isinstance(value, list | tuple) and all(isinstance(text, str) for text in value) for value in values):
         return values  # torch would collate lists of one length by element, and refuse others
     try:
         return default_collate(values)

@@ -77,14 +77,14 @@ def make_demo_data(
     """
     images = check_count(argument("images"), images, least=MIN_IMAGES, most=sys.maxsize**2, sane="such as 3000")
     key = {"format": _FORMAT, "images": images, "seed": seed}
-    found = _read_marker(out)
-    if found is not None and found.get("made_with") == key:
-        return _from_marker(out, found)
+    existing = _read_marker(out)
+    if existing is not None and existing.get("made_with") == key:
+        return _from_marker(out, existing)
     try:
-        taken = found is None and out.exists() and (not out.is_dir() or any(out.iterdir()))
+        occupied = existing is None and out.exists() and (not out.is_dir() or any(out.iterdir()))
     except OSError as error:
         raise ConfigError(f"{out} cannot be read: {error.strerror or error}; name another folder") from None
-    if taken:
+    if occupied:
         raise ConfigError(f"{out} exists and is not a demo data set; name another folder, or remove this one")
 
     _check_room(out, images)
@@ -120,20 +120,20 @@ def _check_room(out: Path, images: int) -> None:
 
 def _read_marker(out: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads((out / _MARKER).read_text())
+        marker = json.loads((out / _MARKER).read_text())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return marker if isinstance(marker, dict) else None
 
 
-def _from_marker(out: Path, found: dict[str, Any]) -> DemoData:
+def _from_marker(out: Path, marker: dict[str, Any]) -> DemoData:
     return DemoData(
         train=out / "train",
         val=out / "val",
-        train_images=found["train_images"],
-        val_images=found["val_images"],
-        classes=found["classes"],
-        total_bytes=found["total_bytes"],
+        train_images=marker["train_images"],
+        val_images=marker["val_images"],
+        classes=marker["classes"],
+        total_bytes=marker["total_bytes"],
     )
 
 

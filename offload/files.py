@@ -31,9 +31,9 @@ def read_text(path: Path, what: str) -> str:
     """
     named = f"{what} {path}"
     try:
-        found = os.stat(path)
-        if not stat.S_ISREG(found.st_mode):
-            kind = _KINDS.get(stat.S_IFMT(found.st_mode), "not an ordinary file")
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            kind = _KINDS.get(stat.S_IFMT(status.st_mode), "not an ordinary file")
             raise ConfigError(f"{named} cannot be read: it is {kind}. Name an ordinary file.")
         with open(path, "rb") as file:
             content = file.read(MOST_BYTES + 1)

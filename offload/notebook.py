@@ -15,15 +15,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from offload.cli import profile_age
-from offload.cli.probe import check_usable
 from offload.errors import ConfigError
 from offload.files import read_json, write_text
 from offload.measure.findings import profile_document
 from offload.model.checks import check_number, check_text, shown
-from offload.model.planner import plan as make_plan
+from offload.model.planning.planner import plan as make_plan
 from offload.model.profile import Profile
 from offload.prices import load_catalog
+from offload.probe import profile_age
+from offload.probe.profile_age import check_usable
 from offload.report.html import rendered
 from offload.report.page.chart import Chart
 from offload.report.page.records import read_run
@@ -144,10 +144,10 @@ def probe(
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     measured = {"at": now, "core_speed": core_speed, **profile_age.facts(None)}
     known = {"workload": check_text("name", name, sane='such as "blur"'), "measured": measured}
-    found = measure(trainer, address=check_address(address), quiet=quiet, known=known, seconds=seconds)
-    if found is None:
+    findings = measure(trainer, address=check_address(address), quiet=quiet, known=known, seconds=seconds)
+    if findings is None:
         raise KeyboardInterrupt
-    document = profile_document(found)
+    document = profile_document(findings)
     check_usable(document)
     return ProbeResult(document=document)
 
@@ -192,7 +192,7 @@ def plan(
             f"profile must be a result of probe(), or the path of a profile.json, found {shown(profile)}."
         )
     measured = Profile.from_document(document, source=source)
-    made = make_plan(
+    result = make_plan(
         measured,
         load_catalog(None if catalog is None else Path(catalog)),
         gpu_types=gpu_types,
@@ -204,8 +204,8 @@ def plan(
         samples=samples,
         objective=objective,
     ).document()
-    made["warnings"] += profile_age.warnings(measured)
-    return PlanResult(document=made)
+    result["warnings"] += profile_age.warnings(measured)
+    return PlanResult(document=result)
 
 
 def report(*run_dirs: str | Path) -> ReportResult:
@@ -219,7 +219,7 @@ def report(*run_dirs: str | Path) -> ReportResult:
     """
     if not run_dirs:
         raise ConfigError("report() needs the directory of a run, such as result.run_dir.")
-    return ReportResult(_page=page_of([read_run(Path(each)) for each in run_dirs], load_catalog(None), {}))
+    return ReportResult(_page=page_of([read_run(Path(folder)) for folder in run_dirs], load_catalog(None), {}))
 
 
 def _chart(chart: Chart) -> str:

@@ -51,17 +51,17 @@ def _shown_by(show: Callable[..., Any]) -> Callable[..., None]:
 def of_program(trace: TracebackType | None) -> TracebackType | None:
     """The frames before the first of this package, and after it those of neither this package nor a library."""
     kept, within = [], False
-    for each in _frames(trace):
-        own = _is_own(each)
+    for frame in _frames(trace):
+        own = _is_own(frame)
         within = within or own
-        if not own and not (within and any(part in _file(each) for part in LIBRARIES)):
-            kept.append(each)
+        if not own and not (within and any(part in _file(frame) for part in LIBRARIES)):
+            kept.append(frame)
     return _linked(kept)
 
 
 def without_own(trace: TracebackType | None) -> TracebackType | None:
     """The frames that are not of this package; all, if there are no others."""
-    return _linked([each for each in _frames(trace) if not _is_own(each)]) or trace
+    return _linked([frame for frame in _frames(trace) if not _is_own(frame)]) or trace
 
 
 def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
@@ -72,8 +72,8 @@ def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
 
 def _linked(frames: list[TracebackType]) -> TracebackType | None:
     linked: TracebackType | None = None
-    for each in reversed(frames):
-        linked = TracebackType(linked, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    for frame in reversed(frames):
+        linked = TracebackType(linked, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
     return linked
 
 

@@ -16,9 +16,9 @@ def ray_version_warning(version: str) -> str | None:
 
     A pre-release counts as the version that it leads to; an unreadable version counts as outside.
     """
-    found = _parse(version)
+    parsed = _parse(version)
     lowest, limit = (_parse(bound) for bound in TESTED_RAY)
-    if found is not None and lowest is not None and limit is not None and lowest <= found < limit:
+    if parsed is not None and lowest is not None and limit is not None and lowest <= parsed < limit:
         return None
     return (
         f"Ray {version} is outside the range that offload was tested with (>={TESTED_RAY[0]},<{TESTED_RAY[1]}). "

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from offload.preload import NONE_AHEAD
-from offload.testing import unavailable
+from tests.emulation import unavailable
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = ROOT / "tests" / "programs"

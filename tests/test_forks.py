@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from offload import forks
-from offload.interrupts import Interrupts, handled, install
+from offload.process import forks
+from offload.process.interrupts import Interrupts, handled, install
 from offload.report.run_lock import locked
 
 

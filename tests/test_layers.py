@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 
 # From the top down: a layer imports those below it. What has no layer of its own here is a test's mistake.
 LAYERS = [
-    {"offload.__main__", "offload.cli", "offload.demo_data", "offload.notebook", "offload.launch.sagemaker.__main__"},
+    {"offload.__main__", "offload.cli", "offload.demo_data", "offload.notebook"},
     {"offload.launch"},
     {"offload.probe"},
     {"offload.loader", "offload.collate", "offload.callbacks"},
@@ -46,13 +46,10 @@ LAYERS = [
     {
         "offload.errors",
         "offload.files",
-        "offload.forks",
-        "offload.interrupts",
         "offload.machine",
         "offload.paced",
         "offload.preload",
-        "offload.process_state",
-        "offload.ray_forks",
+        "offload.process",
         "offload.transforms",
         "offload.uncaught",
         "offload.versions",
@@ -62,7 +59,6 @@ LEVEL = {name: number for number, names in enumerate(LAYERS) for name in names}
 
 # Names that users import: `import offload` loads a module when one of its names is first used.
 PUBLIC = "offload"
-TESTING = "offload.testing"
 
 MODULES = sorted(path for path in (ROOT / "offload").rglob("*.py") if "__pycache__" not in path.parts)
 
@@ -100,14 +96,13 @@ def test_imports_point_down() -> None:
 
 def check_imports(path: Path) -> None:
     module = module_of(path)
-    if module == PUBLIC or module.startswith(TESTING):
+    if module == PUBLIC:
         return
     mine = layer_of(module)
     assert mine is not None, f"{module} is in no layer: give it its place in LAYERS"
     for imported in imports(path):
         if imported.split(".")[0] != "offload":
             continue
-        assert not imported.startswith(TESTING), f"{module} imports {imported}, which is for tests and benchmarks"
         theirs = layer_of(imported)
         if theirs is None:
             # The public names, such as `offload.Trainer` or `__version__`: for those above every layer that defines one.
@@ -174,15 +169,6 @@ def test_no_module_is_too_long() -> None:
     assert {module: n for module, n in lengths.items() if n > MOST_LINES} == {}
 
 
-def test_testing_uses_only_what_is_public() -> None:
-    for path in MODULES:
-        if module_of(path).startswith(TESTING):
-            private = [
-                i for i in imports(path) if any(part.startswith("_") and part != "__version__" for part in i.split("."))
-            ]
-            assert [i for i in private if i.startswith("offload") and not i.startswith(TESTING)] == []
-
-
 @pytest.mark.parametrize(
     "layer",
     ["offload.model", "offload.report", "offload.errors", "offload.versions", "offload.measure", "offload.adapt"],
@@ -234,7 +220,10 @@ def test_plain_layers_load_neither_torch_nor_ray() -> None:
         # A process on every spot node.
         ("offload.train.cluster.notices", {"torch", "torchvision", "timm", "pandas", "scipy", "ray.data", "ray.train"}),
         # The entry of a job: it must be able to say that its host lacks them.
-        ("offload.launch.sagemaker.entry", {"ray", "torch", "numpy", "scipy", "pyarrow", "boto3", "botocore"}),
+        (
+            "offload.launch.sagemaker.container.entry",
+            {"ray", "torch", "numpy", "scipy", "pyarrow", "boto3", "botocore"},
+        ),
         ("offload.launch.ray.entry", {"ray", "torch", "numpy", "scipy", "pyarrow", "click", "offload.errors"}),
     ],
 )

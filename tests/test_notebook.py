@@ -14,7 +14,7 @@ import nbformat
 import pytest
 
 from offload import ConfigError, Trainer, notebook
-from offload.model.plans import Plan
+from offload.model.planning.plans import Plan
 from tests.helpers import ROOT
 from tests.model.test_profile import WHOLE
 from tests.report.runs import plain

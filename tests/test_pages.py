@@ -17,9 +17,9 @@ from offload import collate, notebook, transforms
 from offload.cli import apply
 from offload.loader.stats import LoaderStats
 from offload.measure import replacement
-from offload.measure.constant import Constant
+from offload.measure.equivalents import Constant
 from offload.measure.findings import Findings, verdict
-from offload.model.advice import _BINDS
+from offload.model.planning.advice import _BINDS
 from offload.report import live, plan_table, probe_text, summary
 from offload.train.driver.fleet.state import Phase, Starting
 from tests.helpers import ROOT

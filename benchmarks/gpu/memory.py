@@ -9,7 +9,7 @@ from benchmarks.gpu.place import Found, Place, expect, read_lines
 from offload.measure.sizes import largest_that_fits
 from offload.probe.driver import probe
 from offload.report.run_dir import EVENTS
-from offload.testing.numbers import Line
+from tests.emulation.numbers import Line
 
 LAYERS = 8
 ROWS_THAT_FIT = 128  # about so many samples fill the GPU, whatever its memory

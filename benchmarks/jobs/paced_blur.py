@@ -15,8 +15,8 @@ import torch
 from torchvision import transforms
 
 import offload
+from offload.paced import PacedAccelerator
 from offload.pipeline.work.environment import keep_freed_memory
-from offload.testing import PacedAccelerator
 
 SIDE = 224
 

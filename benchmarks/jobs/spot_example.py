@@ -14,7 +14,7 @@ from typing import Any
 import ray.train
 
 import offload
-from offload.testing.history import log_batch
+from tests.emulation.history import log_batch
 
 
 def logged(train: Callable[[offload.Context], None], folder: Path) -> Callable[[offload.Context], None]:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 import offload
-from offload.testing.numbers import Line
 from offload.train.cluster.connection import connected
+from tests.emulation.numbers import Line
 
 
 def train(ctx: offload.Context) -> None:

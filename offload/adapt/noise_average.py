@@ -12,12 +12,12 @@ from typing import Any
 
 from offload.model.noise import GradientNoise
 
-MEMORY = 0.999  # longest, decay per step at the initial batch; a step of k times that batch decays like k steps
-PRECISE = 0.2  # relative error of |G|² at which older estimates are no longer needed: the noise drifts during training
+MEMORY = 0.999  # slowest decay per step at the initial batch; a step of k times that batch decays like k steps
+PRECISE = 0.2  # relative error of |G|² at which older estimates are forgotten: the noise drifts during training
 FEWEST = 4.0  # estimates that always count
-SPREAD_MEMORY = 0.95  # decay per estimate of what tells their spread
+SPREAD_MEMORY = 0.95  # decay, per estimate, of the measured spread
 LEAST_VAR = 1e-6
-NUMBERS = ("weight", "weight_squares", "newest", "spread", "spread_weight")  # of the state
+NUMBERS = ("weight", "weight_squares", "newest", "spread", "spread_weight")  # plain numbers in the saved state
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,9 +19,8 @@ LEAST_STEPS = 3  # steps that make an interval reliable
 FORGOTTEN = 0.7  # weight that an older interval keeps for each newer one at the same size: machines drift
 MOST_SIZES = 32
 SETTLED_S = 10.0  # time with the same cores that makes the input's rate reliable: blocks arrive in bursts of seconds
-FORGOTTEN_S = (
-    1800.0  # time in which the logarithm of an unconfirmed low share falls to 37 %: the cause may be gone by then
-)
+# An unconfirmed low share is forgotten over this time (its logarithm falls to 37 %): the cause may be gone by then.
+FORGOTTEN_S = 1800.0
 INPUT_BOUND = 0.05  # stall above which the delivered rate is the input's rate
 
 

@@ -36,7 +36,7 @@ class Series:
             mean = statistics.fmean(others)
             # The noise from before: the change itself must not hide in it.
             limit = CHANGED * self.noise * math.sqrt(1 + 1 / len(others))
-            if all(each > mean + limit for each in newest) or all(each < mean - limit for each in newest):
+            if all(value > mean + limit for value in newest) or all(value < mean - limit for value in newest):
                 logs = newest
         return Series(logs=logs, differences=differences)
 

@@ -88,20 +88,24 @@ class Model:
 
     def _with_cores(self, option: Option, samples_per_s: float) -> Option:
         """The option with the cores that this rate needs, and their price."""
-        each = self.situation.seen.input_samples_per_s(1.0)
-        if not option.elastic or math.isinf(each):
+        per_core = self.situation.seen.input_samples_per_s(1.0)
+        if not option.elastic or math.isinf(per_core):
             return option
-        cores = min(max(math.ceil(samples_per_s / each), option.free_cores), option.cores)
+        cores = min(max(math.ceil(samples_per_s / per_core), option.free_cores), option.cores)
         usd = None if option.usd_per_hour is None else float(option.usd_with(cores))
         return replace(option, cores=cores, usd_per_hour=usd, elastic=False)
 
     def _per_dollar(self, options: Sequence[Option]) -> Callable[[Floats, Floats], Floats] | None:
         """Goodput per dollar an hour where more samples need more cores; None: goodput alone decides on the batch."""
-        each = self.situation.seen.input_samples_per_s(1.0)
-        if self.rules.objective != "cost" or math.isinf(each) or not all(o.elastic and o.usd_per_hour for o in options):
+        per_core = self.situation.seen.input_samples_per_s(1.0)
+        if (
+            self.rules.objective != "cost"
+            or math.isinf(per_core)
+            or not all(o.elastic and o.usd_per_hour for o in options)
+        ):
             return None
         rest, core, free = np.array([(o.usd_per_hour, o.usd_per_core, o.free_cores) for o in options], dtype=float).T
-        return lambda goodput, rate: goodput / (rest + core * np.maximum(rate / each - free, 0.0))
+        return lambda goodput, rate: goodput / (rest + core * np.maximum(rate / per_core - free, 0.0))
 
     def best(self, options: Sequence[Option], within: float = math.inf) -> list[Choice]:
         """The best batch for each option, among global batches up to ``within``; without the options that none fits."""
@@ -116,14 +120,14 @@ class Model:
         choices = []
         for largest, group in _by_largest(fitting, initial, least, min(rules.max_batch_size, within)):
             nodes, workers = np.array([(o.nodes, o.workers) for o in group]).T
-            found: Any = self._joint(group).optimize(
+            optimum: Any = self._joint(group).optimize(
                 nodes, workers, largest, (least, most), accumulate=True, worth=self._per_dollar(group)
             )
             splits = [
                 BatchSplit(workers=o.workers, local_batch_size=int(local), accum_steps=int(accum))
                 if goodput > 0
                 else BatchSplit.of(initial, o.workers, most)
-                for o, goodput, local, accum in zip(group, *found, strict=True)
+                for o, goodput, local, accum in zip(group, *optimum, strict=True)
             ]
             choices += self.at(group, splits)
         return choices

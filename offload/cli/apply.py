@@ -67,7 +67,7 @@ class Applying:
         """Take the work of some samples from the probe."""
         self._work = work
 
-    def result(self, found: Findings) -> tuple[dict[str, Any], str]:
+    def result(self, findings: Findings) -> tuple[dict[str, Any], str]:
         """Measure and edit, and write with ``yes``. Returns the findings for ``--json``, and the text."""
         from offload.probe.replacing import measure
 
@@ -83,7 +83,7 @@ class Applying:
                 text = str(error) if isinstance(error, OffloadError) else f"{type(error).__name__}: {error}"
                 said.append(f"--apply could not repeat samples in this process: {text}.")
             else:
-                said += [NOTHING] if replacement is None else sentences(found, replacement)
+                said += [NOTHING] if replacement is None else sentences(findings, replacement)
         if replacement is not None and replacement.taken:
             by_hand = self._edit(replacement.taken)
             said += by_hand
@@ -91,7 +91,7 @@ class Applying:
             self._write()
             said.append(self._done())
         facts = {
-            **({} if replacement is None else document(found, replacement)),
+            **({} if replacement is None else document(findings, replacement)),
             "says": said,
             "diff": "".join(change.diff for change in self._changes),
             "files": [str(change.path) for change in self._changes],
@@ -113,39 +113,39 @@ class Applying:
             self._write()
             click.echo(self._done(), err=True)
 
-    def _edit(self, taken: Any) -> list[str]:
+    def _edit(self, drop_ins: Any) -> list[str]:
         """Edit the sources. Returns sentences about what is left to the user."""
         said: list[str] = []
         replaced: set[str] = set()
         for path in _sources(self._script):
-            change, by_hand, names = self._edited(path, taken)
+            change, by_hand, names = self._edited(path, drop_ins)
             said += by_hand
             replaced |= names
             if change is not None:
                 self._changes.append(change)
-        named = {name for name in (each.name for each in taken) if any(f" {name} " in text for text in said)}
+        named = {name for name in (drop_in.name for drop_in in drop_ins) if any(f" {name} " in text for text in said)}
         said += [
-            f"No file of this script makes a {each.name} that can be replaced. Find the place, and make {each.path} there: it takes the "
-            "same arguments."
-            for each in taken
-            if each.name not in replaced | named
+            f"No file of this script makes a {drop_in.name} that can be replaced. Find the place, and make {drop_in.path} there: it "
+            "takes the same arguments."
+            for drop_in in drop_ins
+            if drop_in.name not in replaced | named
         ]
         return said
 
-    def _edited(self, path: Path, taken: list[DropIn]) -> tuple[Change | None, list[str], set[str]]:
+    def _edited(self, path: Path, drop_ins: list[DropIn]) -> tuple[Change | None, list[str], set[str]]:
         from offload.probe.edits import edit, unified_diff
 
         content = self._first.get(path) or path.read_bytes()
         try:
             text = content.decode()
             mark = BOM if text.startswith(BOM) else ""
-            edited = edit(text.removeprefix(BOM), taken)
+            edited = edit(text.removeprefix(BOM), drop_ins)
         except (UnicodeDecodeError, SyntaxError, ValueError):
             return None, [f"{_shown(path)} cannot be edited: it is not Python in UTF-8."], set()
-        name = {each.name: each for each in taken}
+        name = {drop_in.name: drop_in for drop_in in drop_ins}
         said = []
         for use in edited.by_hand:
-            ours = next((each for key, each in name.items() if key in use.text), taken[0])
+            ours = next((drop_in for key, drop_in in name.items() if key in use.text), drop_ins[0])
             said.append(
                 f"{_shown(path)}, line {use.line}: {ours.name} is used as {use.text}, which is not a call of an imported name. Write "
                 f"{ours.path} there by hand: it takes the same arguments."
@@ -154,8 +154,8 @@ class Applying:
             return None, said, set()
         after = mark + edited.text
         diff = unified_diff(text, after, _shown(path))
-        made = {key for key in name if f"transforms.{key}" in diff}
-        return Change(path=path, before=content, text=after, diff=diff), said, made
+        written = {key for key in name if f"transforms.{key}" in diff}
+        return Change(path=path, before=content, text=after, diff=diff), said, written
 
     def _write(self) -> None:
         for change in self._changes:
@@ -183,15 +183,15 @@ def _sources(script: Path) -> list[Path]:
     """The script, and the loaded modules that lie in its folder."""
     script = script.resolve()
     folder = script.parent
-    found = {script}
+    sources = {script}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if name.partition(".")[0] == "offload" or not isinstance(file, str) or not file.endswith(".py"):
             continue
         path = Path(file).resolve()
         if path.is_relative_to(folder) and "site-packages" not in path.parts and path.is_file():
-            found.add(path)
-    return [script, *sorted(found - {script})]
+            sources.add(path)
+    return [script, *sorted(sources - {script})]
 
 
 def _shown(path: Path) -> str:

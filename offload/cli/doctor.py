@@ -38,8 +38,8 @@ from offload.cli.checks import (
 )
 from offload.cli.output import error_document, said_document
 from offload.errors import OffloadError, argument
-from offload.interrupts import INTERRUPTED
 from offload.machine import cpu_quota, memory_limit
+from offload.process.interrupts import INTERRUPTED
 
 CONNECT_DEADLINE_S = 5.0
 RAY_DEADLINE_S = 60.0  # Ray itself gives up on a cluster that refuses its token after about 20 s

@@ -14,7 +14,7 @@ from offload.cli.parameters import said_on_the_command_line
 from offload.errors import ConfigError
 from offload.files import read_text
 from offload.model.catalog import Catalog
-from offload.model.plans import Plan, Spot
+from offload.model.planning.plans import Plan, Spot
 
 KINDS = ("ray-aws", "kuberay", "hosts")
 NEEDS = {
@@ -68,16 +68,16 @@ class Emission:
         from offload.launch.ray.cluster_files.planned import planned
         from offload.launch.ray.cluster_files.software import installed
 
-        found, software = planned(plan, catalog, source, self.spot), installed()
+        nodes, software = planned(plan, catalog, source, self.spot), installed()
         match self.kind:
             case "ray-aws":
                 file = aws.cluster_file(
-                    found, software, cluster=self.cluster, region=self.region, ami=self.ami, image=self.image
+                    nodes, software, cluster=self.cluster, region=self.region, ami=self.ami, image=self.image
                 )
             case "kuberay":
-                file = kuberay.cluster_file(found, software, cluster=self.cluster, image=self.image, job=self.job)
+                file = kuberay.cluster_file(nodes, software, cluster=self.cluster, image=self.image, job=self.job)
             case _:
-                file = hosts.cluster_file(found, software, cluster=self.cluster, hosts=self.hosts)
+                file = hosts.cluster_file(nodes, software, cluster=self.cluster, hosts=self.hosts)
         return file.text()
 
 

@@ -19,7 +19,15 @@ from offload.cli.output import print_error, stdout_for_json
 from offload.cli.parameters import options_of
 from offload.cli.script import build_trainer, check_script
 from offload.errors import OffloadError
-from offload.interrupts import INTERRUPTED, SAID, SAID_OF_OTHERS, Interrupts, LastResort, install, say_interrupted
+from offload.process.interrupts import (
+    INTERRUPTED,
+    SAID,
+    SAID_OF_OTHERS,
+    Interrupts,
+    LastResort,
+    install,
+    say_interrupted,
+)
 
 COMMANDS = (
     "doctor",
@@ -220,8 +228,8 @@ def demo(
     and a CPU host on one machine; without a GPU, a paced accelerator stands for it, which takes time and computes nothing. RUN_DIR gets
     comparison.html, .png and .json. With an address, the run may use other machines, and there is no comparison.
     """
-    from offload.cli.demo import build_demo
-    from offload.cli.demo_compare import side_by_side
+    from offload.cli.demo.comparison import side_by_side
+    from offload.cli.demo.workload import build_demo
     from offload.train.cluster.connection import check_address
 
     with stdout_for_json(as_json) as emit:

@@ -13,7 +13,7 @@ import click
 
 from offload.cli.parameters import options_of
 from offload.errors import OffloadError
-from offload.interrupts import INTERRUPTED
+from offload.process.interrupts import INTERRUPTED
 from offload.report.run_dir import to_json
 
 Emit = Callable[[dict[str, Any], str], None]

@@ -12,10 +12,10 @@ from offload.errors import ConfigError
 
 def options_of(command: click.Command | None) -> set[str]:
     """The options of a command and of the commands below it."""
-    found = {option for param in command.params for option in param.opts} if command is not None else set()
+    options = {option for param in command.params for option in param.opts} if command is not None else set()
     if isinstance(command, click.Group):
-        found.update(*(options_of(each) for each in command.commands.values()))
-    return found
+        options.update(*(options_of(subcommand) for subcommand in command.commands.values()))
+    return options
 
 
 def said_on_the_command_line(ctx: click.Context) -> list[click.Parameter]:

@@ -8,17 +8,17 @@ from typing import Any
 
 import click
 
-from offload.cli import profile_age
 from offload.cli.emit import EMIT_PARAMETERS, Emission, emission, emit_options
 from offload.cli.output import stdout_for_json
 from offload.cli.parameters import said_on_the_command_line
 from offload.errors import ConfigError
 from offload.files import read_json
 from offload.model.catalog import Catalog
-from offload.model.planner import plan as make_plan
-from offload.model.plans import Plan
+from offload.model.planning.planner import plan as make_plan
+from offload.model.planning.plans import Plan
 from offload.model.profile import Profile
 from offload.prices import load_catalog, refreshed
+from offload.probe import profile_age
 from offload.report.plan_chart import draw_plan
 from offload.report.plan_table import format_plan
 from offload.report.run_dir import to_json
@@ -198,7 +198,7 @@ def plan(
         if refresh_prices:
             names = [catalog[name].name for name in (*gpu_types, *cpu_types)]
             catalog = refreshed(catalog, refresh_prices, names=names)
-        made = make_plan(
+        result = make_plan(
             profile,
             catalog,
             gpu_types=gpu_types,
@@ -208,19 +208,19 @@ def plan(
             gpu_speed=_gpu_speed(gpu_speeds),
             **asked,
         ).document()
-        made["warnings"] += profile_age.warnings(profile)
-        text = to_json(made, indent=2)
+        result["warnings"] += profile_age.warnings(profile)
+        text = to_json(result, indent=2)
         cluster_file = (
-            None if to_emit is None else to_emit.of(Plan.from_document(made, "the plan"), catalog, "the plan")
+            None if to_emit is None else to_emit.of(Plan.from_document(result, "the plan"), catalog, "the plan")
         )
         if output is not None:
             _write(output, lambda: output.write_text(text + "\n", encoding="utf-8"))
         if chart is not None:
-            _write(chart, lambda: draw_plan(made, chart))
+            _write(chart, lambda: draw_plan(result, chart))
         if cluster_file is None:
-            emit(made, format_plan(made))
+            emit(result, format_plan(result))
             return
-        click.echo(format_plan(made), err=True)
+        click.echo(format_plan(result), err=True)
         click.echo(cluster_file, nl=False)
 
 
@@ -238,14 +238,14 @@ def _emit_of_plan(ctx: click.Context, path: Path, to_emit: Emission | None, cata
     click.echo(to_emit.of(plan, catalog, str(path)), nl=False)
 
 
-def _gpu_speed(given: tuple[tuple[str | None, float], ...]) -> float | dict[str, float] | None:
+def _gpu_speed(pairs: tuple[tuple[str | None, float], ...]) -> float | dict[str, float] | None:
     """One speed for all types, or a speed for each of some."""
-    speeds = dict(given)
+    speeds = dict(pairs)
     if None not in speeds:
-        if len(speeds) < len(given):
+        if len(speeds) < len(pairs):
             raise ConfigError("--gpu-speed gives a type two speeds: give one for each type.")
         return {kind: speed for kind, speed in speeds.items() if kind is not None} or None
-    if len(given) > 1:
+    if len(pairs) > 1:
         raise ConfigError(
             "--gpu-speed takes one number for all types, or TYPE=X for each: a plain number beside others says nothing clear."
         )

@@ -10,16 +10,16 @@ from typing import Any
 
 import click
 
-from offload.cli import profile_age
 from offload.cli.apply import Applying
 from offload.cli.output import stdout_for_json
 from offload.cli.script import build_trainer, check_script
-from offload.errors import ConfigError, RunError
+from offload.errors import ConfigError
 from offload.files import write_text
-from offload.interrupts import INTERRUPTED
 from offload.measure.findings import Findings, profile_document
 from offload.model.checks import check_number
-from offload.model.profile import Profile
+from offload.probe import profile_age
+from offload.probe.profile_age import check_usable
+from offload.process.interrupts import INTERRUPTED
 from offload.report.probe_text import format_probe
 from offload.report.run_dir import to_json
 
@@ -96,37 +96,25 @@ def probe(
         then = None if applying is None else applying.keep
         known = {"workload": str(script), "measured": _measured(script, core_speed)}
         if loader is not None:
-            found = _of_program(script, args, loader, address=address, quiet=quiet, known=known, then=then)
+            findings = _of_program(script, args, loader, address=address, quiet=quiet, known=known, then=then)
         else:
-            found = _of_trainer(script, args, address=address, quiet=quiet, known=known, then=then)
-        if found is None:
+            findings = _of_trainer(script, args, address=address, quiet=quiet, known=known, then=then)
+        if findings is None:
             click.echo("offload: the probe was interrupted; it has written nothing.", err=True)
             sys.exit(INTERRUPTED)
-        document = profile_document(found)
+        document = profile_document(findings)
         check_usable(document)
         said = [format_probe(document)]
         if applying is not None:
             if not quiet:
                 click.echo("offload: measuring faster equivalents of transforms", err=True)
-            document["equivalents"], text = applying.result(found)
+            document["equivalents"], text = applying.result(findings)
             said.append(text)
         if output is not None:
             write_text(output, to_json(document, indent=2) + "\n")
         emit(document, "\n\n".join(said))
         if applying is not None and not as_json:
             applying.offer()
-
-
-def check_usable(document: dict[str, Any]) -> None:
-    """Raise RunError for a profile that ``offload plan`` would refuse."""
-    try:
-        Profile.from_document(document, source="the profile")
-    except ConfigError as error:
-        found = str(error).removeprefix("the profile: ").partition(",")[0]
-        raise RunError(
-            f"the probe's figures are not plausible: {found}. The step is too slow for this CPU, or other programs used it meanwhile. "
-            "Probe on an idle machine, or on one with a GPU."
-        ) from None
 
 
 def _of_trainer(script: Path, args: tuple[str, ...], *, address: str | None, **named: Any) -> Findings | None:

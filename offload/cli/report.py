@@ -77,9 +77,9 @@ def report(
     """
     with stdout_for_json(as_json) as emit:
         _check_twice(run_dirs)
-        known, given = load_catalog(catalog), dict(prices)
+        known, own_prices = load_catalog(catalog), dict(prices)
         records = [read_run(path) for path in run_dirs]
-        page = page_of(records, known, given)
+        page = page_of(records, known, own_prices)
         path = output or (records[0].path / REPORT if len(records) == 1 else Path(SEVERAL))
         _write(path, rendered(page))
         pictures = []
@@ -92,9 +92,9 @@ def report(
                 raise ConfigError(
                     f"the pictures cannot be written to {png}: {error.strerror}. Choose another --png."
                 ) from None
-        document = document_of(page, records, known, given)
-        document |= {"report": str(path), "pictures": [str(each) for each in pictures]}
-        said = [each for run in page.runs for each in _said(run.name if len(page.runs) > 1 else "", run)]
+        document = document_of(page, records, known, own_prices)
+        document |= {"report": str(path), "pictures": [str(picture) for picture in pictures]}
+        said = [line for run in page.runs for line in _said(run.name if len(page.runs) > 1 else "", run)]
         if pictures:
             said.append(f"pictures: {len(pictures)} in {png}")
         emit(document, "\n".join([*said, f"report: {path}"]))

@@ -65,8 +65,6 @@ def build_trainer(script: Path, args: tuple[str, ...], address: str | None = Non
     ``address``: the address of the run's cluster. Without one, a script that uses Ray in ``build()``, such as ``ray.data.range``, gets
     a Ray of its own, too. By itself, Ray would join any cluster that it finds on this machine, or wait for one that refuses it.
     """
-    import offload
-
     if address is None:
         os.environ.setdefault("RAY_ADDRESS", "local")
     build = load_script(script, args)
@@ -78,7 +76,9 @@ def build_trainer(script: Path, args: tuple[str, ...], address: str | None = Non
         raise _exited(error, f"build() in {script}", script, args) from None
     except Exception as error:
         raise ConfigError(f"build() in {script} raised {_say(error, script)}.") from None
-    if not isinstance(trainer, offload.Trainer):
+    from offload.train.driver.trainer import Trainer  # late: mistakes in a script show before torch is imported
+
+    if not isinstance(trainer, Trainer):
         raise ConfigError(f"build() in {script} returned {type(trainer).__name__}; it must return an offload.Trainer.")
     return trainer
 
@@ -88,9 +88,9 @@ def _exited(error: SystemExit, who: str, script: Path, args: tuple[str, ...]) ->
     if error.code in (None, 0) and {"-h", "--help"} & set(args):
         return SystemExit(0)
     if error.code == USAGE:
-        given = shlex.join(args) if args else "none"
+        arguments = shlex.join(args) if args else "none"
         return ConfigError(
-            f"{who} rejected its arguments{_line(error, script)}; its message is above. It received {given}: put the "
+            f"{who} rejected its arguments{_line(error, script)}; its message is above. It received {arguments}: put the "
             "script's arguments after --."
         )
     code = "" if error.code is None else shown(error.code)

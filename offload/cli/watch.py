@@ -15,8 +15,8 @@ from rich.live import Live
 
 from offload.cli.output import Emit, said_document, stdout_for_json
 from offload.errors import ConfigError, argument
-from offload.interrupts import INTERRUPTED
 from offload.prices import load_catalog
+from offload.process.interrupts import INTERRUPTED
 from offload.report.page.records import RunReader, check_run_dir
 from offload.report.page.story import Story
 from offload.report.page.watched import Watched, watched

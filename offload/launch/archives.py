@@ -37,19 +37,19 @@ def packed_sizes(archive: bytes) -> dict[str, int]:
         return {member.filename: member.compress_size for member in opened.infolist()}
 
 
-def tarred(files: Mapping[str, Path], made: Mapping[str, str], private: Collection[str] = ()) -> bytes:
+def tarred(files: Mapping[str, Path], texts: Mapping[str, str], private: Collection[str] = ()) -> bytes:
     """A tar.gz archive of files and texts, given by their names in it. Only the owner may read the ``private`` ones.
 
     Raises ConfigError if a file cannot be read.
     """
     buffer = io.BytesIO()
     with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as archive:
-        for name in sorted({*files, *made}):
-            content = made[name].encode() if name in made else bytes_of(files[name])
+        for name in sorted({*files, *texts}):
+            content = texts[name].encode() if name in texts else bytes_of(files[name])
             member = tarfile.TarInfo(name)
             member.size = len(content)
             member.mtime = _NEXT_DAY_S  # a script may zip what it finds
-            member.mode = 0o600 if name in private else 0o644 if name in made else _mode(files[name])
+            member.mode = 0o600 if name in private else 0o644 if name in texts else _mode(files[name])
             archive.addfile(member, io.BytesIO(content))
     return buffer.getvalue()
 

@@ -78,8 +78,8 @@ def secrets_in(environment: Mapping[str, str], args: Sequence[str]) -> list[str]
     ``prompt_key=question`` and ``S3_KEY=data/train.tar`` do not: a name that ends in ``KEY`` may also mean a column, a path or a
     number, and then its value looks like one.
     """
-    given = [*environment.items(), *_named_values(args)]
-    return [name for name, value in given if names_a_secret(name) and not _is_harmless(name, value)]
+    values = [*environment.items(), *_named_values(args)]
+    return [name for name, value in values if names_a_secret(name) and not _is_harmless(name, value)]
 
 
 def _is_harmless(name: str, value: str) -> bool:
@@ -127,21 +127,21 @@ def holds_a_login(text: str) -> bool:
 
 def options_in(args: Sequence[str]) -> list[str]:
     """The names that a script's arguments set: ``--name``, ``-name``, ``name=value``, with or without a ``+`` before them."""
-    found = (re.fullmatch(r"(-{1,2}|\+{0,2})([A-Za-z_][\w.-]*)(=.*)?", arg, re.DOTALL) for arg in args)
-    return [match[2] for match in found if match is not None and (match[1].startswith("-") or match[3])]
+    matches = (re.fullmatch(r"(-{1,2}|\+{0,2})([A-Za-z_][\w.-]*)(=.*)?", arg, re.DOTALL) for arg in args)
+    return [match[2] for match in matches if match is not None and (match[1].startswith("-") or match[3])]
 
 
 def pairs_of(texts: Sequence[str], option: str) -> dict[str, str]:
     """``NAME=VALUE`` texts as a dict. Raises ConfigError for a text without ``=``, or a repeated name."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise ConfigError(f"{option} must be NAME=VALUE, found {text!r}.")
-        if name in found:
+        if name in values:
             raise ConfigError(f"{option} {name} is given twice.")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def check_script(script: Path) -> None:

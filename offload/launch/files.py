@@ -50,14 +50,16 @@ def left_behind(folder: Path) -> list[str]:
     notes = []
     if links := links_left(folder):
         notes.append(f"links out of the folder, or to folders, are not uploaded: {', '.join(map(ascii, links))}")
-    found: list[str] = []
+    skipped_paths: list[str] = []
     unread: list[OSError] = []
     for path, folders, _ in os.walk(folder, onerror=unread.append):
         skipped = [name for name in folders if _is_left_out(path, name, FOLDERS_LEFT_OUT)]
-        found += [Path(path, name).relative_to(folder).as_posix() for name in skipped if _is(name, FOLDERS_LEFT_OUT)]
+        skipped_paths += [
+            Path(path, name).relative_to(folder).as_posix() for name in skipped if _is(name, FOLDERS_LEFT_OUT)
+        ]
         folders[:] = [name for name in folders if name not in skipped]
-    if found:
-        notes.append(f"folders of these names are not uploaded: {', '.join(map(ascii, sorted(found)))}")
+    if skipped_paths:
+        notes.append(f"folders of these names are not uploaded: {', '.join(map(ascii, sorted(skipped_paths)))}")
     if unread:
         names = sorted(Path(error.filename).relative_to(folder).as_posix() for error in unread)
         notes.append(f"folders that cannot be read are not uploaded: {', '.join(map(ascii, names))}")

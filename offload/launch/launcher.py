@@ -1,7 +1,7 @@
 """The protocols of all launchers: render a job, submit it, watch it to its end, stop it.
 
-A job holds everything that travels and renders to the request to a service. A launcher talks to one service. :func:`launch` drives
-any launcher. Where it stops: other modules parse the command line and print states.
+A submission holds everything that travels, and renders to the request to a service. A launcher talks to one service.
+:func:`launch` drives any launcher. Where it stops: other modules parse the command line and print states.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Unreachable(OffloadError):
     """The service did not answer. It may have carried out the request, and may be asked again."""
 
 
-class Job(Protocol):
-    """A checked job. Its methods do not contact a service."""
+class Submission(Protocol):
+    """A checked job with all that it takes along. Its methods do not contact a service."""
 
     @property
     def job_id(self) -> str:
@@ -37,7 +37,7 @@ class Job(Protocol):
         """The archive that travels with the request. Raises ConfigError for files that must not, or cannot, travel."""
 
 
-SomeJob = TypeVar("SomeJob", bound=Job)
+SomeSubmission = TypeVar("SomeSubmission", bound=Submission)
 _Submitted = TypeVar("_Submitted", contravariant=True)
 
 
@@ -51,7 +51,7 @@ class Launcher(Protocol[_Submitted]):
         Unreachable: if the service does not answer.
     """
 
-    def submit(self, job: _Submitted) -> str:
+    def submit(self, submission: _Submitted) -> str:
         """Upload a job's bundle and start the job. Return a sentence about the started job.
 
         Raises NoCapacity if the service lacks such machines.
@@ -77,36 +77,43 @@ class Launcher(Protocol[_Submitted]):
 
 
 def launch(
-    launcher: Launcher[SomeJob], jobs: Sequence[SomeJob], *, wait: bool, show: Say, say: Say = lambda text: None
+    launcher: Launcher[SomeSubmission],
+    submissions: Sequence[SomeSubmission],
+    *,
+    wait: bool,
+    show: Say,
+    say: Say = lambda text: None,
 ) -> Document:
     """Submit the first job for which the service has machines, and with ``wait``, watch it to its end. Return its state.
 
-    ``jobs``: the jobs to try, best first, at least one. A service may notice that it lacks machines only after it accepted a job; this
-    then submits the next one, too.
+    ``submissions``: the jobs to try, best first, at least one. A service may notice that it lacks machines only after it accepted a
+    job; this then submits the next one, too.
 
     Raises:
         ConfigError: if the service refuses; NoCapacity if it lacks machines for all jobs.
         RunError: if a job was, or may have been, started, and the service then does not answer.
         KeyboardInterrupt: on Ctrl-C, after ``say`` has told the user how to see the job.
     """
-    for job in jobs:
+    for submission in submissions:
         started = False
         try:
-            said = launcher.submit(job)
+            sentence = launcher.submit(submission)
             started = True
-            say(said)
-            return launcher.watch(job.job_id, show, say) if wait else launcher.state(job.job_id)
+            say(sentence)
+            return launcher.watch(submission.job_id, show, say) if wait else launcher.state(submission.job_id)
         except NoCapacity as error:
-            if job is jobs[-1]:
+            if submission is submissions[-1]:
                 raise
             say(f"{error}\nTrying the plan's next best candidate.")
         except KeyboardInterrupt:
             goes_on = "goes on" if started else "may have been started"
-            say(f"{job.job_id} {goes_on}: {launcher.how_to_see(job.job_id)}")
+            say(f"{submission.job_id} {goes_on}: {launcher.how_to_see(submission.job_id)}")
             raise
         except OffloadError as error:
             if not started and not isinstance(error, Unreachable):
                 raise
             was = "was" if started else "may have been"
-            raise RunError(f"{error} {job.job_id} {was} started: {launcher.how_to_see(job.job_id)}") from None
+            raise RunError(
+                f"{error} {submission.job_id} {was} started: {launcher.how_to_see(submission.job_id)}"
+            ) from None
     raise ValueError("there is no job to launch")

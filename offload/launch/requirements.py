@@ -30,13 +30,13 @@ _NAMES = re.compile(r"\s*([A-Za-z0-9][\w.-]*)")
 
 def requirement(name: str) -> Requirement:
     """Offload's own requirement of a package."""
-    return next(each for each in requirements_of_offload() if canonicalize_name(each.name) == name)
+    return next(needed for needed in requirements_of_offload() if canonicalize_name(needed.name) == name)
 
 
 def requirements_of_offload() -> list[Requirement]:
     """All of offload's own requirements, without its extras, sorted by name."""
-    found = map(Requirement, importlib.metadata.requires("offload") or [])
-    return sorted((each for each in found if "extra" not in str(each.marker)), key=lambda each: each.name)
+    parsed = map(Requirement, importlib.metadata.requires("offload") or [])
+    return sorted((needed for needed in parsed if "extra" not in str(needed.marker)), key=lambda needed: needed.name)
 
 
 def requirements(own: Path | None = None) -> list[str]:
@@ -47,11 +47,11 @@ def requirements(own: Path | None = None) -> list[str]:
     """
     named = set() if own is None else names_in(own)
     return [
-        f"{_bare(each)}=={importlib.metadata.version('ray')}"
-        if each.name == "ray" and "ray" not in named
-        else str(each)
-        for each in requirements_of_offload()
-        if each.name not in IN_IMAGE
+        f"{_bare(needed)}=={importlib.metadata.version('ray')}"
+        if needed.name == "ray" and "ray" not in named
+        else str(needed)
+        for needed in requirements_of_offload()
+        if needed.name not in IN_IMAGE
     ]
 
 
@@ -70,8 +70,8 @@ def own_requirements(path: Path) -> str:
 
 def names_in(path: Path) -> set[str]:
     """The packages that a requirements.txt names, itself or in files that it includes (``-r other.txt``)."""
-    found = (_NAMES.match(line) for _, line in _lines(path) if not _INCLUDES.match(line))
-    return {canonicalize_name(name[1]) for name in found if name is not None}
+    matches = (_NAMES.match(line) for _, line in _lines(path) if not _INCLUDES.match(line))
+    return {canonicalize_name(name[1]) for name in matches if name is not None}
 
 
 def check_targets(path: Path) -> None:
@@ -141,6 +141,6 @@ def _lines(path: Path) -> Iterator[tuple[Path, str]]:
                 waiting.append(path.parent / more[1])
 
 
-def _bare(each: Requirement) -> str:
+def _bare(needed: Requirement) -> str:
     """The name and extras of a requirement."""
-    return f"{each.name}[{','.join(sorted(each.extras))}]" if each.extras else each.name
+    return f"{needed.name}[{','.join(sorted(needed.extras))}]" if needed.extras else needed.name

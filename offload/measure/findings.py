@@ -13,8 +13,7 @@ import numpy as np
 import scipy.special
 
 from offload.errors import ConfigError, RunError
-from offload.measure.constant import Constant, advice
-from offload.measure.equivalents import faster_equivalent
+from offload.measure.equivalents import Constant, advice, faster_equivalent
 from offload.measure.sizes import FEW_STEPS, STEPS, Measured, at_whole_depth, largest_that_fits
 from offload.model.checks import rate_shown
 from offload.model.fit import StepTimeFit, fit_step_time
@@ -101,11 +100,11 @@ class Findings:
     def fit(self) -> StepTimeFit:
         """The step time, fitted to the measured sizes."""
         count = len(self.steps)
-        alone = [each.step_s for each in self.steps]
+        alone = [step.step_s for step in self.steps]
         # The wait for the slowest worker is no synchronisation: the model counts it apart.
         waits = float(slowest(self.workers, self.step_variation)) - 1
-        together = [max((each.synced_s or each.step_s) - waits * each.step_s, each.step_s) for each in self.steps]
-        sizes = [each.size for each in self.steps]
+        together = [max((step.synced_s or step.step_s) - waits * step.step_s, step.step_s) for step in self.steps]
+        sizes = [step.size for step in self.steps]
         known: dict[str, float] = {}
         if self.step_variation > 0:
             # A size's time is a median of steps, whose own variation tells its noise.
@@ -118,7 +117,7 @@ class Findings:
     def step_variation(self) -> float:
         """The coefficient of variation of a step's time from step to step: the median over the sizes, so that one hiccup does not
         count."""
-        return min(float(np.median([each.variation for each in self.steps])), 1.0)
+        return min(float(np.median([step.variation for step in self.steps])), 1.0)
 
     @property
     def noise(self) -> GradientNoise | None:
@@ -176,36 +175,36 @@ class Findings:
         return 1 - self._step_s / float(joint.step_time_s(1, self.workers_here, self.local_batch_size, 0))
 
 
-def profile_document(found: Findings) -> dict[str, Any]:
+def profile_document(findings: Findings) -> dict[str, Any]:
     """The document of profile.json: a plan's input, with the ceilings and the verdict.
 
     Raises RunError if nothing was measured.
     """
-    if not found.core_seconds:
+    if not findings.core_seconds:
         raise RunError("no preprocessing task finished while the input was drained: is one sample minutes of work?")
-    if not found.steps:
+    if not findings.steps:
         raise RunError("no step was measured.")
-    w, fit, noise = found.core_seconds_per_sample, found.fit, found.noise
+    w, fit, noise = findings.core_seconds_per_sample, findings.fit, findings.noise
     step = fit.step_time
     return {
         "schema": SCHEMA,
-        "workload": found.workload,
+        "workload": findings.workload,
         "input": {
             "core_seconds_per_sample": w,
             "contention": 0.0,  # measured with all cores busy
-            "raw_bytes_per_sample": found.raw_bytes,
-            "wire_bytes_per_sample": found.wire_bytes,
-            "ingest_samples_per_s_per_worker": found.ingest_samples_per_s,
+            "raw_bytes_per_sample": findings.raw_bytes,
+            "wire_bytes_per_sample": findings.wire_bytes,
+            "ingest_samples_per_s_per_worker": findings.ingest_samples_per_s,
             "storage_bytes_per_s": None,
             "remote_core_seconds_per_byte": REMOTE_CORE_SECONDS_PER_BYTE,
             "stages": [
                 {"name": name, "core_seconds_per_sample": share * w, "bytes_out": size}
-                for name, share, size in found.stages
+                for name, share, size in findings.stages
             ],
-            "constant": None if found.constant is None else dataclasses.asdict(found.constant),
+            "constant": None if findings.constant is None else dataclasses.asdict(findings.constant),
         },
         "step": {
-            "device": found.device,
+            "device": findings.device,
             "alpha_compute": step.alpha_compute,
             "beta_compute": step.beta_compute,
             "alpha_intra": step.alpha_intra,
@@ -213,37 +212,37 @@ def profile_document(found: Findings) -> dict[str, Any]:
             "alpha_inter": step.alpha_inter,
             "beta_inter": step.beta_inter,
             "gamma": step.gamma,
-            "variation": found.step_variation,
-            "nodes": found.nodes,
-            "workers": found.workers,
-            "gradient_bytes": found.gradient_bytes,
-            "max_local_batch_size": largest_that_fits(found.steps, found.device_memory_bytes),
+            "variation": findings.step_variation,
+            "nodes": findings.nodes,
+            "workers": findings.workers,
+            "gradient_bytes": findings.gradient_bytes,
+            "max_local_batch_size": largest_that_fits(findings.steps, findings.device_memory_bytes),
         },
-        "overlap": found.overlap,
-        "host_cpus_per_worker": found.host_cpus_per_worker,
-        "batch_size": found.batch_size,
+        "overlap": findings.overlap,
+        "host_cpus_per_worker": findings.host_cpus_per_worker,
+        "batch_size": findings.batch_size,
         "noise": None
         if noise is None
         else {
             "sqr": noise.sqr,
             "var": noise.var,
-            "batch_size": found.batch_size,
+            "batch_size": findings.batch_size,
             "sqr_error": noise.sqr_error,
-            "samples": found.noise_samples,
+            "samples": findings.noise_samples,
         },
         "uncertainty": {
-            "core_seconds_per_sample": _uncertainty_of_mean(found.core_seconds),
-            "step": min(max(float(fit.uncertainty(1, 1, found.local_batch_size)), LEAST_UNCERTAINTY), 1.0),
+            "core_seconds_per_sample": _uncertainty_of_mean(findings.core_seconds),
+            "step": min(max(float(fit.uncertainty(1, 1, findings.local_batch_size)), LEAST_UNCERTAINTY), 1.0),
             "step_directions": fit.directions.tolist(),
-            "local_batch_sizes": [min(each.size for each in found.steps), max(each.size for each in found.steps)],
+            "local_batch_sizes": [min(step.size for step in findings.steps), max(step.size for step in findings.steps)],
         },
-        "measured": dict(found.measured),
+        "measured": dict(findings.measured),
         "ceilings": {
-            "gpu_samples_per_s": found.gpu_ceiling,
-            "input_samples_per_s": found.input_ceiling,
-            "stall": found.stall,
+            "gpu_samples_per_s": findings.gpu_ceiling,
+            "input_samples_per_s": findings.input_ceiling,
+            "stall": findings.stall,
         },
-        "verdict": verdict(found),
+        "verdict": verdict(findings),
     }
 
 
@@ -265,80 +264,80 @@ def _uncertainty_of_mean(values: Sequence[float]) -> float:
     return min(max(half / mean, LEAST_UNCERTAINTY), 1.0)
 
 
-def verdict(found: Findings) -> list[str]:
+def verdict(findings: Findings) -> list[str]:
     """The verdict in plain words: both ceilings, the bottleneck, the costs of preprocessing, and remedies."""
-    kind = found.accelerator
-    w = found.core_seconds_per_sample
-    cores = f"{found.cores} core{'s' if found.cores != 1 else ''}"
+    kind = findings.accelerator
+    w = findings.core_seconds_per_sample
+    cores = f"{findings.cores} core{'s' if findings.cores != 1 else ''}"
     said = [
-        f"Input ceiling {rate_shown(found.input_ceiling)} samples/s on {cores} of this machine ({w * 1000:,.3g} core-ms a sample); "
-        f"ceiling of the {kind} {rate_shown(found.gpu_ceiling)} samples/s at a local batch of {found.local_batch_size}."
+        f"Input ceiling {rate_shown(findings.input_ceiling)} samples/s on {cores} of this machine ({w * 1000:,.3g} core-ms a sample); "
+        f"ceiling of the {kind} {rate_shown(findings.gpu_ceiling)} samples/s at a local batch of {findings.local_batch_size}."
     ]
-    wanted = math.ceil(found.gpu_ceiling * w)
-    ingest = found.ingest_ceiling
-    if found.stall >= BALANCED:
-        said.append(f"The input binds: a step will wait for data {found.stall:.0%} of its time.")
-        if ingest < found.gpu_ceiling:
+    wanted = math.ceil(findings.gpu_ceiling * w)
+    ingest = findings.ingest_ceiling
+    if findings.stall >= BALANCED:
+        said.append(f"The input binds: a step will wait for data {findings.stall:.0%} of its time.")
+        if ingest < findings.gpu_ceiling:
             said.append(
                 f"More cores lift it to {rate_shown(ingest)} samples/s at most, the rate that the worker itself can take in. Smaller "
                 "samples (uint8, a smaller size) would raise that."
             )
         else:
             # Ceilings that nearly meet stall, too: batches come unevenly, so it takes a core more than those here.
-            wanted = max(wanted, found.cores + 1)
+            wanted = max(wanted, findings.cores + 1)
             said.append(
-                f"{wanted:,} cores like these would keep the {kind} busy, {wanted - found.cores:,} more than preprocess here."
+                f"{wanted:,} cores like these would keep the {kind} busy, {wanted - findings.cores:,} more than preprocess here."
             )
     else:
         said.append(
-            f"The {kind} binds (stall {found.stall:.0%}): preprocessing on more CPUs will not speed this up. "
+            f"The {kind} binds (stall {findings.stall:.0%}): preprocessing on more CPUs will not speed this up. "
             f"{wanted:,} core{'s' if wanted != 1 else ''} would be enough for it."
         )
-    for name, share, _ in sorted(found.stages, key=lambda stage: -stage[1]):
+    for name, share, _ in sorted(findings.stages, key=lambda stage: -stage[1]):
         if share >= 0.05:
             better = faster_equivalent(name)
             said.append(f"{name}: {share:.0%} of core-seconds{f'; {better}' if better else ''}.")
-    saved = 1 - 1 / (found.exact_over_auto or 1.0)
+    saved = 1 - 1 / (findings.exact_over_auto or 1.0)
     if saved >= WORTH_SAYING:
         said.append(f"Decoding only what crops need saves {saved:.0%} of core-seconds.")
     elif saved <= -WORTH_SAYING:
         said.append(f'Decoding only what crops need costs {-saved:.0%} more core-seconds: pass decode="exact".')
-    if (kept := advice(found.constant, w)) is not None:
+    if (kept := advice(findings.constant, w)) is not None:
         said.append(kept)
-    return said + _caveats(found)
+    return said + _caveats(findings)
 
 
-def _caveats(found: Findings) -> list[str]:
+def _caveats(findings: Findings) -> list[str]:
     """Sentences about assumptions, and about measurements on smaller models or batches."""
     said = []
-    if found.device == "cpu":
+    if findings.device == "cpu":
         said.append(
             "There is no GPU here: the step was measured on one CPU core. Say how much faster the planned GPU is "
             "(offload plan --gpu-speed), or probe on one."
         )
-    if found.workers == 1:
+    if findings.workers == 1:
         said.append(
             "Synchronisation between workers was not measured, since there was only one: a plan guesses it from the gradients' size "
             "and the network. Probe a Trainer with workers=2, where two fit, to measure it."
         )
-    if found.blocks:
+    if findings.blocks:
         said.append(
-            f"To save time the step was measured with one and with two of the model's {found.blocks} equal blocks, and the gradient "
+            f"To save time the step was measured with one and with two of the model's {findings.blocks} equal blocks, and the gradient "
             "noise with one."
         )
-    noise = found.noise
+    noise = findings.noise
     if noise is not None and not noise.told:
-        missing = noise.samples_missing(found.noise_samples)
-        took_s = found.gradients_s * missing / found.noise_samples
+        missing = noise.samples_missing(findings.noise_samples)
+        took_s = findings.gradients_s * missing / findings.noise_samples
         said.append(
-            f"{found.noise_samples:,} samples are too few to measure the gradient noise well, so a plan enlarges the batch cautiously. "
+            f"{findings.noise_samples:,} samples are too few to measure the gradient noise well, so a plan enlarges the batch cautiously. "
             f"The probe would need at least {missing:,} more samples, about {max(took_s, 0.1):,.1f} s."
         )
-    small = [each.size for each in found.steps]
-    if max(small) < found.local_batch_size:
+    small = [step.size for step in findings.steps]
+    if max(small) < findings.local_batch_size:
         said.append(
             f"To save time the step was measured with local batches of {', '.join(map(str, small))} and extrapolated to "
-            f"{found.local_batch_size}."
+            f"{findings.local_batch_size}."
         )
     return said
 
@@ -351,8 +350,8 @@ def findings_of(event: Mapping[str, Any], *, reserved_cpus: float, **known: Any)
     if not costs:
         raise ConfigError("no preprocessing task finished in time. Is one sample minutes of work?")
     stages = event["stages"] or {"shares": [], "raw_bytes_per_sample": 0.0, "exact_over_auto": None, "constant": None}
-    steps = [Measured(**each) for each in event["steps"]]
-    usual = min(steps, key=lambda each: abs(each.size - known["local_batch_size"]), default=None)
+    steps = [Measured(**step) for step in event["steps"]]
+    usual = min(steps, key=lambda step: abs(step.size - known["local_batch_size"]), default=None)
     queueing = 0.0 if usual is None else min(usual.host_s / usual.step_s, 1.0)
     if event["device"] == "cpu":
         queueing *= QUEUEING_OF_COMPUTING

@@ -55,14 +55,17 @@ class Replacement:
     distances: Sequence[Distance] | None
 
 
-def predicted(found: Findings, replacement: Replacement) -> Findings:
+def predicted(findings: Findings, replacement: Replacement) -> Findings:
     """The findings of the probe with the equivalents in place: each task takes as much less time as the samples did."""
     return dataclasses.replace(
-        found, core_seconds=[each * replacement.over for each in found.core_seconds], stages=[], constant=None
+        findings,
+        core_seconds=[seconds * replacement.over for seconds in findings.core_seconds],
+        stages=[],
+        constant=None,
     )
 
 
-def sentences(found: Findings, replacement: Replacement) -> list[str]:
+def sentences(findings: Findings, replacement: Replacement) -> list[str]:
     """The measurement in plain words."""
     said = [
         f"{drop_in.name} stays: {drop_in.path} takes {over:.0%} of the time of these samples."
@@ -80,11 +83,11 @@ def sentences(found: Findings, replacement: Replacement) -> list[str]:
         f"with {replacement.samples} samples and equal seeds."
     )
     said += _of_distances(replacement.distances)
-    then = predicted(found, replacement)
-    binds = "the input still binds" if then.stall >= BALANCED else f"the {found.accelerator} binds"
+    then = predicted(findings, replacement)
+    binds = "the input still binds" if then.stall >= BALANCED else f"the {findings.accelerator} binds"
     said.append(
-        f"Prediction: an input ceiling of {rate_shown(then.input_ceiling)} samples/s instead of {rate_shown(found.input_ceiling)}; then "
-        f"{binds} (stall {then.stall:.0%} instead of {found.stall:.0%})."
+        f"Prediction: an input ceiling of {rate_shown(then.input_ceiling)} samples/s instead of {rate_shown(findings.input_ceiling)}; then "
+        f"{binds} (stall {then.stall:.0%} instead of {findings.stall:.0%})."
     )
     return said
 
@@ -92,18 +95,18 @@ def sentences(found: Findings, replacement: Replacement) -> list[str]:
 def _of_distances(distances: Sequence[Distance] | None) -> list[str]:
     if distances is None:
         return ["Outputs cannot be compared: this data set's samples differ from call to call, even with equal seeds."]
-    differ = [each for each in distances if each.largest]
+    differ = [distance for distance in distances if distance.largest]
     if not differ:
         return ["The outputs are equal."]
     return [
-        f"Outputs differ by at most {each.largest:.2g} in {each.name} ({each.dtype}), {each.mean:.2g} on average."
-        for each in differ
+        f"Outputs differ by at most {distance.largest:.2g} in {distance.name} ({distance.dtype}), {distance.mean:.2g} on average."
+        for distance in differ
     ]
 
 
-def document(found: Findings, replacement: Replacement) -> Mapping[str, Any]:
+def document(findings: Findings, replacement: Replacement) -> Mapping[str, Any]:
     """The measurement for other programs, in seconds and samples/s."""
-    then = predicted(found, replacement)
+    then = predicted(findings, replacement)
     return {
         "taken": [drop_in.path for drop_in in replacement.taken],
         "left": {drop_in.path: over for drop_in, over in replacement.left},
@@ -112,6 +115,6 @@ def document(found: Findings, replacement: Replacement) -> Mapping[str, Any]:
         "core_seconds_per_sample": {"before": replacement.before_s, "after": replacement.after_s},
         "distances": None
         if replacement.distances is None
-        else [dataclasses.asdict(each) for each in replacement.distances],
+        else [dataclasses.asdict(distance) for distance in replacement.distances],
         "predicted": {"input_samples_per_s": then.input_ceiling, "stall": then.stall},
     }

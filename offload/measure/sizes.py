@@ -63,8 +63,8 @@ def next_size(
 
 def at_whole_depth(measured: Sequence[Measured], blocks: int) -> list[Measured]:
     """Step times of the whole model with ``blocks`` blocks, from steps with one block and with two."""
-    whole = [each for each in measured if each.depth == 0]
-    one, two = ({each.size: each for each in measured if each.depth == depth} for depth in (1, 2))
+    whole = [step for step in measured if step.depth == 0]
+    one, two = ({step.size: step for step in measured if step.depth == depth} for depth in (1, 2))
     for size in sorted(one.keys() & two.keys()):
         block_s = max(two[size].step_s - one[size].step_s, 0.0)
         step_s = one[size].step_s + (blocks - 1) * block_s

@@ -12,8 +12,8 @@ from offload.model.fit import StepTimeFit, fit_step_time
 from offload.model.goodput import JointGoodput
 from offload.model.input_rate import InputRate
 from offload.model.noise import GradientNoise
-from offload.model.planner import plan
-from offload.model.plans import Candidate, Plan
+from offload.model.planning.planner import plan
+from offload.model.planning.plans import Candidate, Plan
 from offload.model.profile import Profile
 from offload.model.step_time import StepTime
 

@@ -244,7 +244,7 @@ def _node_type(name: str, table: Any, source: str) -> NodeType:
 
 def _readable(error: tomllib.TOMLDecodeError, text: str) -> str:
     """The error's text with the line it refers to: for a duplicate table, tomllib does not give the name."""
-    found = re.search(r"at line (\d+)", str(error))
-    line = text.splitlines()[int(found[1]) - 1].strip() if found else ""
+    place = re.search(r"at line (\d+)", str(error))
+    line = text.splitlines()[int(place[1]) - 1].strip() if place else ""
     twice = "Cannot declare" in str(error) or "Cannot overwrite" in str(error)
     return f"{error}{f': {line}' if line else ''}{' (each type may appear only once)' if twice else ''}"

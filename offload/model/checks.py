@@ -70,7 +70,7 @@ def check_range(name: str, value: Any, *, least: int = 1, sane: str) -> tuple[in
     pair = list(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else []
     if len(pair) != 2:
         raise ConfigError(f"{name} must be a pair, the least and the most ({sane}), found {shown(value)}.")
-    low, high = (check_count(f"{name}[{i}]", each, least=least, sane=sane) for i, each in enumerate(pair))
+    low, high = (check_count(f"{name}[{i}]", bound, least=least, sane=sane) for i, bound in enumerate(pair))
     if low > high:
         raise ConfigError(f"{name} must name the least first ({sane}), found {shown(value)}.")
     return low, high
@@ -85,7 +85,7 @@ def check_flag(name: str, value: Any) -> bool:
 
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> str:
     """``value``, which must be one of ``choices``."""
-    words = [f'"{each}"' for each in choices]
+    words = [f'"{choice}"' for choice in choices]
     if not isinstance(value, str) or f'"{value}"' not in words:
         expected = " or ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else words[0]
         raise ConfigError(f"{name} must be {expected}, found {shown(value)}.")
@@ -111,7 +111,7 @@ def check_names(name: str, value: Any, *, sane: str) -> tuple[str, ...]:
     """``value``, a list of names, as a tuple. A plain string is refused: it would count as a list of letters."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise ConfigError(f"{name} must be a list of names ({sane}), found {shown(value)}.")
-    return tuple(check_text(f"{name}[{i}]", each, sane=sane) for i, each in enumerate(value))
+    return tuple(check_text(f"{name}[{i}]", item, sane=sane) for i, item in enumerate(value))
 
 
 def check_mapping(name: str, value: Any, *, sane: str) -> dict[Any, Any]:

@@ -93,7 +93,7 @@ def fit_step_time(
     best: Any = None
     for gamma in GAMMAS if free[GAMMA] else (1.0,):
         start = data.guess(gamma)
-        found = scipy.optimize.least_squares(
+        solution = scipy.optimize.least_squares(
             lambda x, start=start: _residuals(_with(start, free, x), data),
             start[free],
             bounds=(LOWER[free], UPPER[free]),
@@ -101,16 +101,16 @@ def fit_step_time(
             f_scale=OUTLIER,
             x_scale=np.maximum(start[free], 0.1),
         )
-        if best is None or found.cost < best[0].cost:
-            best = found, start
-    found, start = best
-    scaled = _with(start, free, found.x)
+        if best is None or solution.cost < best[0].cost:
+            best = solution, start
+    solution, start = best
+    scaled = _with(start, free, solution.x)
     errors = _errors(scaled, data)
     # The prior and the residuals together: a scaled inverse chi-squared distribution, whose predictions are Student's.
     known = noise_weight + max(errors.size - int(np.sum(free)), 0)
     spread = (noise_weight * noise**2 + np.sum(errors**2)) / known
     student = float(scipy.special.stdtrit(known, 0.975))
-    directions = _free_directions(found.jac, free, student * float(np.sqrt(spread)) / NOISE)
+    directions = _free_directions(solution.jac, free, student * float(np.sqrt(spread)) / NOISE)
     directions += _unseen_directions(scaled, free, data)
     if not data.seen(inter=True):
         for intra, inter in zip(*SYNC, strict=True):
@@ -137,20 +137,20 @@ class _Measured:
     @staticmethod
     def of(nodes: Any, workers: Any, sizes: Any, compute: Any, last: Any) -> _Measured:
         names = ("nodes", "workers", "local_batch_size", "compute_time_s", "last_micro_batch_time_s")
-        given = [np.atleast_1d(np.asarray(a, dtype=float)) for a in (nodes, workers, sizes, compute, last)]
-        lengths = {len(a) for a in given}
-        if lengths != {len(given[0])} or given[0].ndim != 1 or len(given[0]) == 0:
+        columns = [np.atleast_1d(np.asarray(a, dtype=float)) for a in (nodes, workers, sizes, compute, last)]
+        lengths = {len(a) for a in columns}
+        if lengths != {len(columns[0])} or columns[0].ndim != 1 or len(columns[0]) == 0:
             raise ConfigError(
                 "step-time measurements must be arrays of one length, at least one entry each, found "
-                + ", ".join(f"{name}: {a.size}" for name, a in zip(names, given, strict=True))
+                + ", ".join(f"{name}: {a.size}" for name, a in zip(names, columns, strict=True))
             )
-        for name, values in zip(names, given, strict=True):
+        for name, values in zip(names, columns, strict=True):
             bad = ~(np.isfinite(values) & (values > 0))
             if bad.any():
                 raise ConfigError(
                     f"{name} must be positive and finite, found {values[bad][0]} in entry {int(np.argmax(bad))}."
                 )
-        n, k, m, grad, final = given
+        n, k, m, grad, final = columns
         if (n > k).any():
             entry = int(np.argmax(n > k))
             raise ConfigError(f"a node without a worker: entry {entry} has {n[entry]:g} nodes, {k[entry]:g} workers.")

@@ -103,15 +103,15 @@ class JointGoodput:
         initial, largest, (least, most) = self._search_range(max_batch_size, local_batch_size_range)
         if np.any(~((n >= 1) & (n <= k))):
             raise ConfigError(f"each node needs a worker: found {n} nodes with {k} workers.")
-        each = np.geomspace(np.maximum(initial, least * k), largest, CANDIDATES) / k
+        per_worker = np.geomspace(np.maximum(initial, least * k), largest, CANDIDATES) / k
         if accumulate:
-            accum = np.ceil(each / most - ROUNDING) - 1
-            alone = (k == 1) & (each > initial + ROUNDING)
+            accum = np.ceil(per_worker / most - ROUNDING) - 1
+            alone = (k == 1) & (per_worker > initial + ROUNDING)
             accum = np.where(alone, np.maximum(accum, 1), accum).astype(int)
-            local = _within(np.ceil(each / (accum + 1) - ROUNDING), k * (accum + 1), largest, initial)
+            local = _within(np.ceil(per_worker / (accum + 1) - ROUNDING), k * (accum + 1), largest, initial)
         else:
-            accum = np.zeros(each.shape, dtype=int)
-            local = np.where(k == 1, initial, _within(np.ceil(each - ROUNDING), k, largest, initial)).astype(int)
+            accum = np.zeros(per_worker.shape, dtype=int)
+            local = np.where(k == 1, initial, _within(np.ceil(per_worker - ROUNDING), k, largest, initial)).astype(int)
         goodput = np.asarray(self.goodput(n, k, local, accum))
         goodput = np.where((least <= local) & (local <= most), goodput, 0.0)
         value = goodput

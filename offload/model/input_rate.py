@@ -100,8 +100,14 @@ class InputRate:
         cpu = _most(local, remote, instead, between, np.asarray(np.inf))
         wire = cpu
         if self.wire_bytes_per_sample > 0:
-            each = NETWORK_EFFICIENCY * BYTES_PER_GIGABIT / self.wire_bytes_per_sample
-            wire = _most(local, np.minimum(remote, nic_cpu * each), instead, between, nic_gpu * each)
+            samples_per_gigabit = NETWORK_EFFICIENCY * BYTES_PER_GIGABIT / self.wire_bytes_per_sample
+            wire = _most(
+                local,
+                np.minimum(remote, nic_cpu * samples_per_gigabit),
+                instead,
+                between,
+                nic_gpu * samples_per_gigabit,
+            )
         storage = np.inf
         if self.raw_bytes_per_sample > 0:
             storage = self.storage_bytes_per_s / self.raw_bytes_per_sample
@@ -125,12 +131,12 @@ class InputRate:
             for nodes, held in ((count - with_one_more * share, fewer), (with_one_more * share, fewer + 1)):
                 groups.append((kind, nodes, held, np.maximum(kind.vcpus - held * self.host_cpus_per_worker, 0.0)))
             nic = nic + count * kind.network_gbps
-        made = [nodes * self._node_rate(kind, free, 0.0) for kind, nodes, _, free in groups]
-        all_made = np.maximum(sum(made), np.finfo(float).tiny)
+        produced = [nodes * self._node_rate(kind, free, 0.0) for kind, nodes, _, free in groups]
+        all_made = np.maximum(sum(produced), np.finfo(float).tiny)
         beyond = [
-            each / all_made - nodes * held / workers for each, (_, nodes, held, _) in zip(made, groups, strict=True)
+            rate / all_made - nodes * held / workers for rate, (_, nodes, held, _) in zip(produced, groups, strict=True)
         ]
-        between = np.asarray(sum(np.maximum(each, 0.0) for each in beyond))
+        between = np.asarray(sum(np.maximum(surplus, 0.0) for surplus in beyond))
         both_ends = self.remote_core_seconds_per_byte * self.wire_bytes_per_sample
         rate = sum(nodes * self._node_rate(kind, free, between * both_ends) for kind, nodes, _, free in groups)
         return np.asarray(rate), between, nic

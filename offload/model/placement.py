@@ -256,3 +256,15 @@ def _others(node: NodeResources) -> str:
 
 def _gpus(count: float) -> str:
     return f"{count:g} GPU{'s' if count != 1 else ''}"
+
+
+Bundle = tuple[tuple[str, float], ...]
+"""Amounts by resource name, in the order of names."""
+
+GPU_TYPE = "accelerator_type:"
+"""Ray's prefix for the resource that names the kind of a node's GPUs."""
+
+
+def bundle_of(resources: Mapping[str, float]) -> Bundle:
+    """A bundle of these resources, without zero amounts."""
+    return tuple(sorted((name, amount) for name, amount in resources.items() if amount > 0))

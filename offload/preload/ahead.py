@@ -19,8 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from offload import forks
 from offload.preload.launch import driver_path
+from offload.process import forks
 
 STDIN = "-"  # an owner for :mod:`offload.preload.server`, which imports Ray: this module must not
 FIRST_JOB = "01000000"

@@ -34,7 +34,7 @@ FEW_GRADIENTS = 8  # without a GPU, where a step takes long
 class ProbeContext(Context):
     """A context that replays ``cached`` rows at several local batch sizes, then as small batches, to compare their gradients.
 
-    ``budget_s`` is the time for all sizes together; ``told`` receives the completed share of the work.
+    ``budget_s`` is the time for all sizes together; ``on_progress`` receives the completed share of the work.
     """
 
     def __init__(self, loop: TrainingLoop) -> None:
@@ -43,9 +43,9 @@ class ProbeContext(Context):
         self.may_cut = True
         self.cached = Rows({}, [])
         self.budget_s = 20.0
-        self.told: Callable[[float], None] = lambda share: None
+        self.on_progress: Callable[[float], None] = lambda share: None
         self.measured: list[Measured] = []
-        # Of each: its squared norm, and its scalar product with the sum of those before it.
+        # For each gradient: its squared norm, and its scalar product with the sum of all before it.
         self.gradients: list[tuple[float, float]] = []
         self.gradients_s = 0.0
         self.samples_each = 0
@@ -61,7 +61,7 @@ class ProbeContext(Context):
     def prepare(self, *objects: Any, ddp: DdpOptions = None) -> Any:
         """Prepare as in training; on a CPU, the probe may measure a deep model at a smaller depth."""
         self.depth = None
-        models = [each for each in objects if isinstance(each, torch.nn.Module)]
+        models = [model for model in objects if isinstance(model, torch.nn.Module)]
         # DDP expects gradients of all the parameters that it was built with.
         whole = len(models) == 1 and not is_sharded(models[0])
         if self.device.type == "cpu" and self.may_cut and self.world_size == 1 and whole:
@@ -151,16 +151,16 @@ class ProbeContext(Context):
             )
         ) is not None:
             yield from self._steps_of(size, depth=2 if self.depth is not None else 0)
-            self.told(min((time.monotonic() - began) / self.budget_s, 0.8))
+            self.on_progress(min((time.monotonic() - began) / self.budget_s, 0.8))
         if self.depth is not None:
             self.depth.cut(1)
-            for size in [each.size for each in self.measured]:
+            for size in [step.size for step in self.measured]:
                 yield from self._steps_of(size, depth=1)
-        self.told(0.8)
+        self.on_progress(0.8)
         if self._one_by_one or not self._backwards:  # such batches cannot adapt, and need no gradient noise
             return
         yield from self._compared(began, half=max(1, min(self.measured[-1].size, wanted) // 2))
-        self.told(1.0)
+        self.on_progress(1.0)
 
     def _compared(self, began: float, *, half: int) -> Iterator[tuple[Any, int]]:
         """Small batches at equal parameters, until their gradients tell the noise, or time or rows are used up.

@@ -37,15 +37,15 @@ def repeated_blocks(model: torch.nn.Module) -> Depth | None:
     total = sum(p.numel() for p in model.parameters())
     if total < LEAST_PARAMETERS:
         return None
-    found = [
+    blocks = [
         module
         for module in model.modules()
         if isinstance(module, torch.nn.Sequential | torch.nn.ModuleList)
         and len(module) >= LEAST_BLOCKS
         and len({type(block) for block in module}) == 1
     ]
-    size = {id(module): sum(p.numel() for p in module.parameters()) for module in found}
-    deepest = max(found, key=lambda module: size[id(module)], default=None)
+    size = {id(module): sum(p.numel() for p in module.parameters()) for module in blocks}
+    deepest = max(blocks, key=lambda module: size[id(module)], default=None)
     if deepest is None or size[id(deepest)] < SHARE * total:
         return None
     return Depth(deepest)

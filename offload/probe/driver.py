@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import ray
-from rich.progress import Progress
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from offload.machine import usable_cores
 from offload.measure.findings import Findings, findings_of
 from offload.model.placement import NodeResources, WorkerResources
 from offload.pipeline.index.rows import rows_at
 from offload.pipeline.program.pickling import Carried
-from offload.probe.bar import bar
 from offload.probe.work import RowWork, Work
 from offload.probe.worker import Budget, run_probe
+from offload.report.console import stderr_console
 from offload.report.live import LiveLine
 from offload.report.run_dir import RunDirectory
 from offload.train.checkpoints.storage import Storage
@@ -34,6 +34,13 @@ from offload.train.driver.trainer import Trainer
 from offload.train.hub.client import HubClient
 from offload.train.messages import TRAIN
 from offload.train.worker.fetching import PREFETCH_BLOCKS
+
+
+def bar(quiet: bool) -> Progress:
+    """A progress bar on stderr, which disappears at the end."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=stderr_console(quiet=quiet), transient=True)
+
 
 STAGE_ROWS = 64
 
@@ -170,8 +177,10 @@ def _asked_workers(trainer: Trainer, cluster: Cluster) -> tuple[int, bool]:
 
 
 def would_train(asked: int, nodes: Sequence[NodeResources], gpus_each: float, this: str) -> tuple[int, int]:
-    """The workers with which a script that asks for ``asked`` of them would train on the GPUs of these nodes, and those of them on the node
-    ``this``; at least one each. Workers that share a GPU count as one: together they compute no faster."""
+    """How many workers would train on the GPUs of these nodes, of ``asked`` by the script, and how many of them on the node ``this``.
+
+    Both are at least one. Workers that share a GPU count as one: together they compute no faster.
+    """
     room = {node.node_id: int(node.gpus // max(gpus_each, 1.0)) for node in nodes}
     return max(min(asked, sum(room.values())), 1), max(min(asked, room.get(this, 0)), 1)
 
@@ -180,5 +189,5 @@ def _asked_cpus(trainer: Trainer) -> float:
     """The cores that the script asks for each worker, wherever it trains."""
     if trainer.overrides.cpus_per_worker is not None:
         return float(trainer.overrides.cpus_per_worker)
-    given: Any = trainer.scaling_config.resources_per_worker if trainer.scaling_config is not None else None
-    return float((given or {}).get("CPU", 0))
+    reserved: Any = trainer.scaling_config.resources_per_worker if trainer.scaling_config is not None else None
+    return float((reserved or {}).get("CPU", 0))

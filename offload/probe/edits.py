@@ -99,19 +99,21 @@ def _uses(
         if isinstance(node, ast.Attribute):
             parts.add(id(node.value))  # `a.b` of `a.b.c`
         targets = resolve(name, scopes)
-        found = {None if target is None else replaces.get(target) for target in targets}
-        drop_in = next(iter(found)) if len(found) == 1 else None
+        equivalents = {None if target is None else replaces.get(target) for target in targets}
+        drop_in = next(iter(equivalents)) if len(equivalents) == 1 else None
         start, end = _span(node, starts)
         if drop_in is not None and id(node) in called and source[start:end].decode() == ".".join(name):
             calls.append((node, drop_in))
-        elif any(found) or (name[-1] in names and _unknown(targets, module) and isinstance(node.ctx, ast.Load)):
+        elif any(equivalents) or (name[-1] in names and _unknown(targets, module) and isinstance(node.ctx, ast.Load)):
             by_hand.append(Use(node.lineno, ".".join(name)))
     return calls, by_hand
 
 
 def _unknown(targets: set[str | None], module: dict[str, set[str | None]]) -> bool:
     """Whether a name may be one of torchvision's, for all that imports tell."""
-    stars = {each for each in module.get(STAR, set()) if each and each.startswith("torchvision")}
+    stars = {
+        module_name for module_name in module.get(STAR, set()) if module_name and module_name.startswith("torchvision")
+    }
     return None in targets or (not targets and bool(stars))
 
 
@@ -149,7 +151,7 @@ def _with_import(source: bytes, tree: ast.Module, statement: str) -> bytes:
     if after == 0 and tree.body:
         first = tree.body[0]
         decorators = getattr(first, "decorator_list", [])
-        after = min([first.lineno, *(each.lineno for each in decorators)]) - 1
+        after = min([first.lineno, *(decorator.lineno for decorator in decorators)]) - 1
     newline = b"\r\n" if lines and lines[0].endswith(b"\r\n") else b"\n"
     return b"".join([*lines[:after], statement.encode() + newline, *lines[after:]])
 

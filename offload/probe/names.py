@@ -21,16 +21,16 @@ _COMPREHENSIONS = (ast.GeneratorExp, ast.ListComp, ast.SetComp, ast.DictComp)
 
 def bindings(scope: ast.AST) -> Scope:
     """The names that a module, class, function or comprehension binds itself."""
-    found: Scope = {}
+    names: Scope = {}
     for node in _own(scope):
         for name, target in _bound_by(node):
-            found.setdefault(name, set()).add(target)
+            names.setdefault(name, set()).add(target)
     if isinstance(scope, ast.Module):
         for node in ast.walk(scope):
             if isinstance(node, ast.Global):  # a function may assign it
                 for name in node.names:
-                    found.setdefault(name, set()).add(None)
-    return found
+                    names.setdefault(name, set()).add(None)
+    return names
 
 
 def resolve(name: Sequence[str], scopes: Sequence[Scope]) -> set[str | None]:

@@ -16,14 +16,14 @@ import numpy as np
 import torch
 
 from offload.errors import ConfigError, OffloadError, RunError, argument
-from offload.interrupts import handled
 from offload.loader import probing
 from offload.loader.job.session import end_unused
 from offload.machine import usable_cores
 from offload.measure.findings import Findings
 from offload.measure.sizes import Measured
-from offload.probe.bar import bar
+from offload.probe.driver import bar
 from offload.probe.work import LoaderWork, Work
+from offload.process.interrupts import handled
 from offload.train.worker.fetching import PREFETCH_BLOCKS
 
 

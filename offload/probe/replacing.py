@@ -36,27 +36,28 @@ def instances() -> dict[DropIn, list[Any]]:
             module, _, name = path.rpartition(".")
             with contextlib.suppress(ImportError, AttributeError):  # of another version of torchvision
                 classes[getattr(importlib.import_module(module), name)] = drop_in
-    found: dict[DropIn, list[Any]] = {}
-    for each in gc.get_objects():
-        if (drop_in_of := classes.get(type(each))) is not None:
-            found.setdefault(drop_in_of, []).append(each)
-    return found
+    by_drop_in: dict[DropIn, list[Any]] = {}
+    for instance in gc.get_objects():
+        if (equivalent := classes.get(type(instance))) is not None:
+            by_drop_in.setdefault(equivalent, []).append(instance)
+    return by_drop_in
 
 
-def _used(work: Work, found: dict[DropIn, list[Any]]) -> dict[DropIn, list[Any]]:
-    """Those kinds of transforms that work on some of the samples: others may belong to validation, or be left over."""
+def _used(work: Work, by_drop_in: dict[DropIn, list[Any]]) -> dict[DropIn, list[Any]]:
+    """The transforms that some samples pass through. Others may belong to validation, or be left over."""
     used: set[DropIn] = set()
-    before = [(each, type(each)) for each in itertools.chain(*found.values())]
-    for drop_in, each in ((drop_in, each) for drop_in, objects in found.items() for each in objects):
-        object.__setattr__(each, "__class__", _noting(type(each), used, drop_in))
+    before = [(instance, type(instance)) for instance in itertools.chain(*by_drop_in.values())]
+    for drop_in, objects in by_drop_in.items():
+        for instance in objects:
+            object.__setattr__(instance, "__class__", _noting(type(instance), used, drop_in))
     try:
         for chunk in range(SEEN_CHUNKS):
             start = chunk * CHUNK
-            if start < work.samples and len(used) < len(found):
+            if start < work.samples and len(used) < len(by_drop_in):
                 work.make(start, min(CHUNK, work.samples - start))
     finally:
         _give_back(before)
-    return {drop_in: objects for drop_in, objects in found.items() if drop_in in used}
+    return {drop_in: objects for drop_in, objects in by_drop_in.items() if drop_in in used}
 
 
 def _noting(kind: Any, used: set[DropIn], drop_in: DropIn) -> type:
@@ -70,19 +71,19 @@ def _noting(kind: Any, used: set[DropIn], drop_in: DropIn) -> type:
 
 
 def _give_back(before: Sequence[tuple[Any, type]]) -> None:
-    for each, kind in before:
-        object.__setattr__(each, "__class__", kind)
+    for instance, kind in before:
+        object.__setattr__(instance, "__class__", kind)
 
 
 @contextlib.contextmanager
-def replaced(found: Mapping[DropIn, Sequence[Any]], drop_ins: Sequence[DropIn]) -> Iterator[None]:
+def replaced(by_drop_in: Mapping[DropIn, Sequence[Any]], drop_ins: Sequence[DropIn]) -> Iterator[None]:
     """A context in which the instances of ``drop_ins`` compute with offload's classes."""
-    before = [(each, type(each)) for drop_in in drop_ins for each in found[drop_in]]
+    before = [(instance, type(instance)) for drop_in in drop_ins for instance in by_drop_in[drop_in]]
     for drop_in in drop_ins:
         module, _, name = drop_in.path.rpartition(".")
         ours = getattr(importlib.import_module(module), name)
-        for each in found[drop_in]:
-            object.__setattr__(each, "__class__", ours)
+        for instance in by_drop_in[drop_in]:
+            object.__setattr__(instance, "__class__", ours)
     hold_to_one_core()  # OpenCV too, which the import may have loaded
     try:
         yield
@@ -94,21 +95,21 @@ def measure(work: Work, *, seconds: float) -> Replacement | None:
     """Make samples with and without the equivalents, in turn, for about ``seconds``. None if no transform of the data set has an
     equivalent. Raises what the data set raises."""
     work.make(0, CHUNK)  # constructs what the data set makes at its first sample
-    found = _used(work, instances())
-    if not found:
+    by_drop_in = _used(work, instances())
+    if not by_drop_in:
         return None
-    names = sorted(found, key=lambda drop_in: drop_in.name)
-    alone = {name: _side_by_side(work, found, (name,), seconds / (len(names) + 1)) for name in names}
+    names = sorted(by_drop_in, key=lambda drop_in: drop_in.name)
+    alone = {name: _side_by_side(work, by_drop_in, (name,), seconds / (len(names) + 1)) for name in names}
     unlike = tuple(name for name, pairs in alone.items() if pairs.apart is not None and not pairs.apart.alike)
-    taken = tuple(name for name in names if alone[name].over <= 1 - WORTH_TAKING and name not in unlike)
-    left = tuple((name, alone[name].over) for name in names if name not in (*taken, *unlike))
+    chosen = tuple(name for name in names if alone[name].over <= 1 - WORTH_TAKING and name not in unlike)
+    left = tuple((name, alone[name].over) for name in names if name not in (*chosen, *unlike))
     both = (
-        alone[taken[0]]
-        if len(taken) == 1
-        else _side_by_side(work, found, taken, seconds / (len(names) + 1) if taken else 0)
+        alone[chosen[0]]
+        if len(chosen) == 1
+        else _side_by_side(work, by_drop_in, chosen, seconds / (len(names) + 1) if chosen else 0)
     )
     return Replacement(
-        taken=taken,
+        taken=chosen,
         left=left,
         unlike=unlike,
         samples=both.samples,
@@ -130,20 +131,20 @@ class _Pairs:
 
 
 def _side_by_side(
-    work: Work, found: Mapping[DropIn, Sequence[Any]], drop_ins: Sequence[DropIn], seconds: float
+    work: Work, instances: Mapping[DropIn, Sequence[Any]], drop_ins: Sequence[DropIn], seconds: float
 ) -> _Pairs:
     ratios: list[float] = []
     times: list[float] = []
     alike = _Apart().count(work.make(0, CHUNK), work.make(0, CHUNK))
     apart = _Apart() if alike else None
-    with replaced(found, drop_ins):
+    with replaced(instances, drop_ins):
         work.make(0, CHUNK)  # imports
     until = time.monotonic() + seconds
     seen = start = 0
     while time.monotonic() < until or len(ratios) < LEAST_CHUNKS:
         count = min(CHUNK, work.samples - start)
         before, before_s = _timed(work, start, count)
-        with replaced(found, drop_ins):
+        with replaced(instances, drop_ins):
             after, after_s = _timed(work, start, count)
         if apart is not None and seen < work.samples:
             apart.count(before, after)
@@ -156,8 +157,8 @@ def _side_by_side(
 
 def _timed(work: Work, start: int, count: int) -> tuple[Any, float]:
     began = time.thread_time()
-    made = work.make(start, count)
-    return made, max(time.thread_time() - began, 1e-9)
+    samples = work.make(start, count)
+    return samples, max(time.thread_time() - began, 1e-9)
 
 
 @dataclass

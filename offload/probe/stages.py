@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from offload.measure.constant import Constant
+from offload.measure.equivalents import Constant
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
 from offload.pipeline.describe.cached import CachedSamplesReader
 from offload.pipeline.index.source import At, nowhere
@@ -66,19 +66,23 @@ class StageCosts:
         yield out
         if drawn:
             self.random.add(name)
-        each = self.spent.setdefault(name, Spent())
-        each.cpu_s += time.thread_time() - began - (self._counted() - inside)
-        each.bytes_out += out[1] if len(out) > 1 else size_of(out[0])
-        each.calls += 1
+        spent = self.spent.setdefault(name, Spent())
+        spent.cpu_s += time.thread_time() - began - (self._counted() - inside)
+        spent.bytes_out += out[1] if len(out) > 1 else size_of(out[0])
+        spent.calls += 1
 
     def _counted(self) -> float:
-        return sum(each.cpu_s for each in self.spent.values())
+        return sum(spent.cpu_s for spent in self.spent.values())
 
     def shares(self) -> Iterator[tuple[str, float, float | None]]:
         """Yield (name, share of the CPU time, output bytes of a sample) for each stage; the rest is called ``pack``."""
-        known = sum(each.cpu_s for each in self.spent.values())
-        for name, each in self.spent.items():
-            yield name, each.cpu_s / self.cpu_s, each.bytes_out / each.calls if each.calls and each.bytes_out else None
+        known = sum(spent.cpu_s for spent in self.spent.values())
+        for name, spent in self.spent.items():
+            yield (
+                name,
+                spent.cpu_s / self.cpu_s,
+                spent.bytes_out / spent.calls if spent.calls and spent.bytes_out else None,
+            )
         yield PACK, max(self.cpu_s - known, 0.0) / self.cpu_s, None
 
     def constant(self) -> Constant | None:
@@ -131,16 +135,16 @@ def exact_over_auto(recipe: Recipe, rows: pa.Table, *, seconds: float) -> float 
     exact: Any = copy.copy(recipe.reader)
     exact.encoded = False
     ways = (dataclasses.replace(recipe, reader=exact), recipe)
-    for each in ways:
-        _once(each, rows.slice(0, ROWS), 0)  # imports, caches
+    for way in ways:
+        _once(way, rows.slice(0, ROWS), 0)  # imports, caches
     until = time.monotonic() + seconds
     ratios: list[float] = []
     start = 0
     while time.monotonic() < until or not ratios:
         spent = []
-        for each in ways:
+        for way in ways:
             began = time.thread_time()
-            done = _once(each, rows.slice(start, PAIRED_ROWS), start)
+            done = _once(way, rows.slice(start, PAIRED_ROWS), start)
             spent.append(time.thread_time() - began)
         ratios.append(spent[0] / spent[1])
         start = (start + done) % rows.num_rows
@@ -206,9 +210,9 @@ def _timed_transform(recipe: Recipe, costs: StageCosts) -> Any:
     inner = recipe.transform
     name = getattr(inner, "__name__", type(inner).__name__)
 
-    def timed(given: Any) -> Any:
+    def timed(value: Any) -> Any:
         with costs.timing(name) as out:
-            out.append(list(inner(given)) if recipe.kind == "generator" else inner(given))
+            out.append(list(inner(value)) if recipe.kind == "generator" else inner(value))
             out[1:] = [_per_row(out[0], recipe.kind == "batch")]
         return out[0]
 
@@ -247,9 +251,9 @@ def _per_row(columns: Any, batched: bool) -> float:
 def size_of(value: Any) -> float:
     """The bytes of an array, a tensor, an image, or a container of these; 0 for anything else, such as a label."""
     if isinstance(value, dict):
-        return sum(size_of(each) for each in value.values())
+        return sum(size_of(item) for item in value.values())
     if isinstance(value, list | tuple):
-        return sum(size_of(each) for each in value)
+        return sum(size_of(item) for item in value)
     if hasattr(value, "nbytes"):
         return float(value.nbytes)
     if hasattr(value, "size") and hasattr(value, "getbands"):  # an image of Pillow

@@ -81,9 +81,11 @@ class LoaderWork:
     def make(self, start: int, count: int) -> Any:
         chosen = self.indices[start : start + count]
         groups = [list(chosen)] if self.recipe.batches else list(chosen)
-        orders = [BatchOrder(number=n, batch=n, indices=each, first=start + n, seed=0) for n, each in enumerate(groups)]
-        made = self.recipe.process(orders, epoch=0, scratch=self.scratch, watch=Watch(Nobody()))
-        batches = [unpack(item) for item in made.items]
+        orders = [
+            BatchOrder(number=n, batch=n, indices=group, first=start + n, seed=0) for n, group in enumerate(groups)
+        ]
+        block = self.recipe.process(orders, epoch=0, scratch=self.scratch, watch=Watch(Nobody()))
+        batches = [unpack(item) for item in block.items]
         for batch in batches:
             if isinstance(batch, ExceptionWrapper):
                 batch.reraise()  # type: ignore[no-untyped-call]

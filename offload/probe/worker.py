@@ -78,7 +78,7 @@ def run_probe(carried: Carried, setup: WorkerSetup, budget: Budget) -> None:
         stages = _stages(budget) if context.rank == 0 else None
         tell.phase("replaying batches", 0.6)
         context.budget_s = budget.replay_s
-        context.told = lambda share: tell.phase("replaying batches", 0.6 + 0.4 * share)
+        context.on_progress = lambda share: tell.phase("replaying batches", 0.6 + 0.4 * share)
         if not len(context.cached):
             raise RunError("the training data set delivered no batch to replay. Does it have samples?")
         with printing_to_driver(loop.reporter):
@@ -98,7 +98,7 @@ def run_probe(carried: Carried, setup: WorkerSetup, budget: Budget) -> None:
             nodes=len(set(nodes)),
             **drained,
             stages=stages,
-            steps=[dataclasses.asdict(each) for each in context.measured],
+            steps=[dataclasses.asdict(step) for step in context.measured],
             gradients=context.gradients,
             gradient_bytes=context.gradient_bytes,
             samples_each=context.samples_each,
@@ -146,7 +146,7 @@ def _drain(loop: TrainingLoop, context: ProbeContext, budget: Budget, tell: _Tel
     key = PassKey(attempt=loop.attempt, name=TRAIN, number=0)
     setup.hub.open(key, first_pass(setup.split, deterministic=setup.deterministic), context.rank, loop.place.node)
     batches = _batches(context, setup, feed, key, ordered=setup.ordered[TRAIN])
-    began, before, told, samples = time.monotonic(), cpu_seconds(), 0.0, 0
+    began, before, reported_s, samples = time.monotonic(), cpu_seconds(), 0.0, 0
     kept: Kept | None = None
     while (batch := batches.get()) is not None:
         if kept is None:  # the time before the first batch is start-up
@@ -157,8 +157,8 @@ def _drain(loop: TrainingLoop, context: ProbeContext, budget: Budget, tell: _Tel
         kept.add(batch)
         samples += batch.rows * context.world_size
         spent_s = time.monotonic() - began
-        if spent_s - told >= TELL_S:
-            told = spent_s
+        if spent_s - reported_s >= TELL_S:
+            reported_s = spent_s
             tell.phase("draining the input", min(0.4, 0.4 * spent_s / budget.drain_s))
         if spent_s >= budget.drain_s:
             break
@@ -227,7 +227,7 @@ def _stages(budget: Budget) -> dict[str, Any] | None:
         torch.set_num_threads(threads)
     raw_bytes = costs.raw_bytes / max(costs.samples, 1)
     return {
-        "shares": [list(each) for each in costs.shares()],
+        "shares": [list(share) for share in costs.shares()],
         "exact_over_auto": exact,
         "constant": None if (constant := costs.constant()) is None else dataclasses.asdict(constant),
         "raw_bytes_per_sample": raw_bytes if raw_bytes >= LEAST_RAW_BYTES else 0.0,

@@ -19,8 +19,8 @@ from rich.live import Live
 from rich.text import Text
 
 from offload.errors import ConfigError, argument
-from offload.interrupts import on_screen
 from offload.prices import load_catalog
+from offload.process.interrupts import on_screen
 from offload.report.console import stderr_console
 from offload.report.live import LiveLine
 from offload.report.page.records import RunReader

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from offload import forks
 from offload.errors import ConfigError, argument
+from offload.process import forks
 
 _LOCK = ".offload.lock"
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import offload
-from offload.adapt.commits import LEAST_S, MOST_SHARE, commit_interval_s, failures_per_s
+from offload.adapt.failures import LEAST_INTERVAL_S, MOST_COMMIT_SHARE, commit_interval_s, failures_per_s
 from offload.model.batch_split import BatchSplit
 from offload.train.checkpoints.plain import to_plain
 from offload.train.worker.device_memory import USABLE, largest_local_batch
@@ -21,8 +21,8 @@ positive = st.floats(1e-6, 1e4)
 
 @given(cost=positive, rate=st.floats(1e-9, 1.0))
 def test_commits_never_take_more_than_a_hundredth_of_the_time(cost: float, rate: float) -> None:
-    assert cost / commit_interval_s(cost, rate) <= MOST_SHARE * (1 + 1e-9)
-    assert commit_interval_s(cost, rate) >= LEAST_S
+    assert cost / commit_interval_s(cost, rate) <= MOST_COMMIT_SHARE * (1 + 1e-9)
+    assert commit_interval_s(cost, rate) >= LEAST_INTERVAL_S
 
 
 @given(cost=st.floats(0.01, 1.0), rate=st.floats(1e-7, 1e-5))
@@ -32,7 +32,7 @@ def test_no_other_interval_loses_less(cost: float, rate: float) -> None:
     def lost(interval: float) -> float:
         return cost / interval + rate * interval / 2
 
-    others = [each for each in (0.8 * best, 1.25 * best) if each >= max(LEAST_S, cost / MOST_SHARE)]
+    others = [each for each in (0.8 * best, 1.25 * best) if each >= max(LEAST_INTERVAL_S, cost / MOST_COMMIT_SHARE)]
     assert all(lost(best) <= lost(each) * (1 + 1e-9) for each in others)
 
 

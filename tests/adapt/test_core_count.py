@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from benchmarks.decision_worlds import RULES, Cores, measured, run, world
-from offload.adapt.core_count import CoresLearned, InputSeen, count_cores
+from offload.adapt.cores import CoresLearned, InputSeen, count_cores
 
 DEVICE, EACH, FIRST = 500.0, 20.0, 4
 BOUNDS = (1, 512)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.adapt.core_price import LOST, CoreCosts, CorePrice
+from offload.adapt.cores import LOST, CoreCosts, CorePrice
 
 needs = st.floats(0.2, 2000)
 overlaps = st.floats(1, 64)

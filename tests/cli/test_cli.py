@@ -23,8 +23,8 @@ from click.testing import CliRunner
 import offload as offload_package
 from offload.cli.main import main
 from offload.errors import ConfigError
-from offload.interrupts import INTERRUPTED
 from offload.prices import built_in
+from offload.process.interrupts import INTERRUPTED
 from offload.report.page.records import read_run
 from offload.report.page.story import Story
 from offload.report.page.what_if import Model

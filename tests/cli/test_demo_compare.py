@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from offload.cli import demo_compare
-from offload.cli.demo_compare import SECONDS, Side, compare, host_cores, side_by_side, words, write
-from offload.cli.demo_loop import measured
+from offload.cli.demo import comparison
+from offload.cli.demo.comparison import SECONDS, Side, compare, host_cores, side_by_side, words, write
+from offload.cli.demo.loop import measured
 from offload.cli.main import main
 from offload.errors import RunError
 from tests.report.runs import plain
@@ -81,7 +81,7 @@ def test_the_page_shows_both_beside_the_run(tmp_path: Path) -> None:
 
 
 def test_one_core_leaves_nothing_to_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_compare, "usable_cores", lambda: 1)
+    monkeypatch.setattr(comparison, "usable_cores", lambda: 1)
     fields, lines = side_by_side(tmp_path, tmp_path, quiet=True)
     assert fields == {"comparison": None}
     assert lines == "This machine has one core, so that there is nothing to offload to."

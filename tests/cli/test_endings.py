@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from benchmarks.endings import SCRIPT
-from offload.interrupts import INTERRUPTED
+from offload.process.interrupts import INTERRUPTED
 from offload.report.run_dir import EVENTS, METRICS, SUMMARY, read_lines
 from tests.helpers import MARK, eventually, marked
 

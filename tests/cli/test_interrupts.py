@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from offload import interrupts as interrupts_module
-from offload.interrupts import INTERRUPTED, SIGNALS, handled
+from offload.process import interrupts as interrupts_module
+from offload.process.interrupts import INTERRUPTED, SIGNALS, handled
 
 DEADLINE_S = 60.0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from offload.testing import Hosts, HostSpec
+from tests.emulation import Hosts, HostSpec
 from tests.helpers import RAY_STARTS_NOTHING_AHEAD, ROOT, eventually, require_hosts
 
 pytestmark = [pytest.mark.hosts, pytest.mark.soak]

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.cli.probe import check_usable
 from offload.errors import ConfigError, RunError
-from offload.measure.constant import Constant
+from offload.measure.equivalents import Constant
 from offload.measure.findings import Findings, findings_of, profile_document, verdict
 from offload.measure.sizes import MEMORY_SHARE, Measured, at_whole_depth, largest_that_fits, next_size
 from offload.model import Profile, StepTime
+from offload.probe.profile_age import check_usable
 from offload.report.probe_text import format_probe
 
 STEP = StepTime(0.01, 0.0016)

@@ -15,7 +15,7 @@ from benchmarks.noise_worlds import Scenario, losses
 from offload.errors import ConfigError
 from offload.model import Catalog, GradientNoise, InputRate, NodeType, Profile, StepTime, plan
 from offload.model.noise import noise_from_gradients
-from offload.model.plans import Plan
+from offload.model.planning.plans import Plan
 from tests.strategies import noises, step_times
 
 Floats = NDArray[np.float64]

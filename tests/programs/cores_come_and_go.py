@@ -15,8 +15,8 @@ import torch
 
 import offload
 from offload.report.run_dir import read_lines
-from offload.testing.history import each_pass, log_batch, read_history
-from offload.testing.numbers import Numbers
+from tests.emulation.history import each_pass, log_batch, read_history
+from tests.emulation.numbers import Numbers
 from tests.programs.autoscaled import PLACE, NodeCount, start
 
 SAMPLES, BATCH = 160, 16

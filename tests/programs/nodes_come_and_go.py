@@ -21,9 +21,9 @@ from ray.cluster_utils import Cluster
 
 import offload
 from offload.report.run_dir import read_lines
-from offload.testing.history import each_pass, log_batch, read_history
-from offload.testing.numbers import Numbers
 from offload.train.cluster.ray_processes import minimal_agents
+from tests.emulation.history import each_pass, log_batch, read_history
+from tests.emulation.numbers import Numbers
 
 SAMPLES, EPOCHS = 400, 6
 # A dataset keeps so much in each preprocessing process, and this memory of a node with four cores holds four processes of one that

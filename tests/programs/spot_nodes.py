@@ -23,11 +23,11 @@ from ray.cluster_utils import Cluster
 
 import offload
 from offload.report.run_dir import CHECKPOINTS, read_lines
-from offload.testing.history import each_pass, log_batch, read_history
-from offload.testing.metadata_service import MetadataService
-from offload.testing.numbers import Numbers
 from offload.train.checkpoints.ray_list import SNAPSHOT
 from offload.train.cluster.ray_processes import minimal_agents
+from tests.emulation.history import each_pass, log_batch, read_history
+from tests.emulation.metadata_service import MetadataService
+from tests.emulation.numbers import Numbers
 from tests.programs.nodes_come_and_go import SAMPLES
 
 EPOCHS = 6

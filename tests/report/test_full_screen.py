@@ -29,7 +29,7 @@ ENTERS, LEAVES = b"\x1b[?1049h", b"\x1b[?1049l"
 VIEW = """
 import sys, threading
 from pathlib import Path
-from offload.interrupts import Interrupts, LastResort, install
+from offload.process.interrupts import Interrupts, LastResort, install
 from offload.report.full_screen import live_view
 
 interrupts = Interrupts()

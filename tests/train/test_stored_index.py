@@ -18,8 +18,8 @@ import offload
 from offload.pipeline.index import listing_cache, stored
 from offload.pipeline.index.stored import StoredRows
 from offload.report.run_dir import read_lines
-from offload.testing import Hosts, HostSpec
 from offload.train.driver.listed import Listed
+from tests.emulation import Hosts, HostSpec
 from tests.helpers import RAY_STARTS_NOTHING_AHEAD, ROOT, require_hosts, write_jpegs
 from tests.train.test_training import fit_linear, log_ids, seen, stop_now, trainer
 

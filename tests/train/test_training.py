@@ -23,12 +23,12 @@ import offload
 from offload.pipeline.order.ranges import Ranges
 from offload.pipeline.order.shuffling import epoch_permutation
 from offload.report.run_dir import read_lines
-from offload.testing.numbers import Line
 from offload.train.checkpoints import format as checkpoint
 from offload.train.checkpoints.format import MODEL_FILE, Progress, Training
 from offload.train.messages import Orders
 from offload.train.worker.checkpointer import RayCheckpointer
 from offload.train.worker.state import TrainingState
+from tests.emulation.numbers import Line
 from tests.helpers import write_jpegs
 
 # A run starts a dozen processes: half a minute on a busy machine, and some tests need two.

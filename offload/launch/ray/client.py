@@ -18,7 +18,7 @@ from typing import Any
 from offload.errors import ConfigError, argument
 from offload.launch.launcher import Unreachable
 from offload.launch.ray.address import dashboard_url
-from offload.launch.ray.job import RUN_DIR, Job
+from offload.launch.ray.job import RUN_DIR, RayJob
 
 REACH_S = 5.0
 ANSWER_S = 60.0
@@ -56,7 +56,7 @@ class Cluster:
         self._check_version()
         self.client.answer_s = ANSWER_S
 
-    def submit(self, job: Job, job_id: str, archive: bytes) -> None:
+    def submit(self, job: RayJob, job_id: str, archive: bytes) -> None:
         """Upload the archive, unless the cluster has it, and start the job. Raises ConfigError if the cluster refuses."""
         with tempfile.TemporaryDirectory() as folder, self._asking("take the job"):
             path = Path(folder) / "working_dir.zip"
@@ -120,12 +120,12 @@ class Cluster:
         )
 
     def _on_the_token(self, text: str) -> str:
-        given = next((name for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH") if os.environ.get(name)), None)
+        variable = next((name for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH") if os.environ.get(name)), None)
         mode = os.environ.get("RAY_AUTH_MODE", "unset")
-        found = f"here RAY_AUTH_MODE is {mode}, and the token comes from {given or 'the file ~/.ray/auth_token, if there is one'}"
+        state = f"here RAY_AUTH_MODE is {mode}, and the token comes from {variable or 'the file ~/.ray/auth_token, if there is one'}"
         refused = "refuses the token" if "Authentication failed" in text else "asks for a token, and got none"
         return (
-            f"the Ray cluster at {self.url} {refused}: {found}. Set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the "
+            f"the Ray cluster at {self.url} {refused}: {state}. Set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the "
             "cluster's token."
         )
 
@@ -169,12 +169,12 @@ def _check_token_file() -> None:
     if not path or os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_MODE", "").lower() == "disabled":
         return
     try:
-        found = Path(path).read_bytes().strip()
+        token = Path(path).read_bytes().strip()
     except OSError as error:
         raise ConfigError(
             f"RAY_AUTH_TOKEN_PATH is {path}, which cannot be read: {error.strerror}. Set it to the file that holds the cluster's token."
         ) from None
-    if not found:
+    if not token:
         raise ConfigError(f"RAY_AUTH_TOKEN_PATH is {path}, which is empty: put the cluster's token there.")
 
 

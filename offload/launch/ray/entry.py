@@ -44,9 +44,9 @@ def main(argv: list[str]) -> None:
 
 def unfit(launched_with: str) -> str:
     """The reason why this Python cannot run a training, or an empty text."""
-    found = sys.version_info[:2]
+    version = sys.version_info[:2]
     here = "%s is Python %s" % (sys.executable, platform.python_version())  # noqa: UP031  # plain for the oldest
-    if not OLDEST <= found < TOO_NEW:
+    if not OLDEST <= version < TOO_NEW:
         return (
             here
             + ", and offload needs 3.11 to 3.13 (the job was launched with "

@@ -33,7 +33,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class RayJob:
     """A Ray job.
 
     Args:
@@ -94,8 +94,8 @@ class Job:
             "and everyone with access to the cluster's dashboard could read it: set it where the nodes are started, or let the "
             "script fetch it from a secret store."
         )
-        if found := secrets_in(self.environment, self.args):
-            raise ConfigError(f"{found[0]} looks like a secret, {remedy}")
+        if secrets := secrets_in(self.environment, self.args):
+            raise ConfigError(f"{secrets[0]} looks like a secret, {remedy}")
         where = login_in(
             [
                 *((f"{ENVIRONMENT} {name}", value) for name, value in self.environment.items()),

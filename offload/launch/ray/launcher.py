@@ -7,24 +7,24 @@ from datetime import UTC, datetime
 
 from offload.errors import ConfigError, argument
 from offload.launch.launcher import Document, Say
-from offload.launch.ray import watch
+from offload.launch.ray import running_job
 from offload.launch.ray.bundle import Bundle
 from offload.launch.ray.client import Cluster
-from offload.launch.ray.job import Job, job_id
+from offload.launch.ray.job import RayJob, job_id
 
 WORKING_DIR = "working_dir.zip"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Submission:
+class RaySubmission:
     """A job with its own id and its bundle."""
 
     job_id: str
-    job: Job
+    job: RayJob
     archive: bytes
 
     @classmethod
-    def of(cls, job: Job, bundle: Bundle) -> Submission:
+    def of(cls, job: RayJob, bundle: Bundle) -> RaySubmission:
         """A submission with a new id: a cluster does not accept an id twice."""
         return cls(job_id=job_id(job.name, datetime.now(UTC)), job=job, archive=bundle.archive)
 
@@ -43,28 +43,31 @@ class RayLauncher:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
 
-    def submit(self, job: Submission) -> str:
+    def submit(self, submission: RaySubmission) -> str:
         """Upload the archive, unless the cluster has it, and start the job."""
-        run_dir = job.job.run_dir_there
+        job = submission.job
+        run_dir = job.run_dir_there
         for other in self.cluster.running_in(run_dir):
             raise ConfigError(
                 f"the job {other} already runs in {run_dir}: stop it first "
                 f"({argument('stop', other, python=f'stop({other!r})')}), or choose another {argument('name')}."
             )
-        self.cluster.submit(job.job, job.job_id, job.archive)
-        return f"started {job.job_id} at {self.cluster.url}; its run directory is {run_dir} on the cluster's head"
+        self.cluster.submit(job, submission.job_id, submission.archive)
+        return (
+            f"started {submission.job_id} at {self.cluster.url}; its run directory is {run_dir} on the cluster's head"
+        )
 
     def state(self, job_id: str) -> Document:
         """A document of the schema ``offload.ray-job/1``."""
-        return watch.state(self.cluster, self.cluster.describe(job_id))
+        return running_job.state(self.cluster, self.cluster.describe(job_id))
 
     def watch(self, job_id: str, show: Say, say: Say) -> Document:
         """Show a job's output until it has ended. Raises RunError if the cluster does not answer for ten minutes."""
-        return watch.follow(self.cluster, job_id, show, say)
+        return running_job.follow(self.cluster, job_id, show, say)
 
     def stop(self, job_id: str, say: Say, *, wait: bool) -> Document:
         """Ask a job to stop; with ``wait``, wait as long as Ray lets it commit a checkpoint."""
-        return watch.stop(self.cluster, job_id, say, wait=wait)
+        return running_job.stop(self.cluster, job_id, say, wait=wait)
 
     def exit_code(self, state: Document) -> int | None:
         """The exit code of the job's driver."""

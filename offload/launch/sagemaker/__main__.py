@@ -1,8 +1,7 @@
-"""``python -m offload.launch.sagemaker`` is ``offload launch sagemaker``."""
+"""``python -m offload.launch.sagemaker`` becomes ``offload launch sagemaker``."""
 
-from offload.cli.main import main
+import os
+import sys
 
 if __name__ == "__main__":
-    import sys
-
-    main(["launch", "sagemaker", *sys.argv[1:]], prog_name="python -m offload.launch.sagemaker")
+    os.execv(sys.executable, [sys.executable, "-m", "offload", "launch", "sagemaker", *sys.argv[1:]])

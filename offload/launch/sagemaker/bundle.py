@@ -46,13 +46,13 @@ def pack(script: Path, entry: str, token: str, plan: Path | None = None) -> byte
         LARGEST_BYTES,
         f"put data into S3 and pass it with {argument('input', python='channels')}, or move the script to a folder of its own",
     )
-    made = {entry: _ENTRY, TO_INSTALL: _merged(files.pop(REQUIREMENTS, None)), TOKEN: token}
+    texts = {entry: _ENTRY, TO_INSTALL: _merged(files.pop(REQUIREMENTS, None)), TOKEN: token}
     if plan is not None:
-        made[PLAN] = plan.read_text(encoding="utf-8")
-    taken = sorted(made.keys() & files.keys())
-    if taken:
-        raise ConfigError(f"{script.parent} holds {', '.join(taken)}, which the launcher makes itself: rename it.")
-    return tarred(files, made, private=[TOKEN])
+        texts[PLAN] = plan.read_text(encoding="utf-8")
+    clashes = sorted(texts.keys() & files.keys())
+    if clashes:
+        raise ConfigError(f"{script.parent} holds {', '.join(clashes)}, which the launcher makes itself: rename it.")
+    return tarred(files, texts, private=[TOKEN])
 
 
 def name_of(script: Path) -> str:
@@ -62,7 +62,7 @@ def name_of(script: Path) -> str:
 
 
 _ENTRY = """\
-from offload.launch.sagemaker.entry import main
+from offload.launch.sagemaker.container.entry import main
 
 if __name__ == "__main__":
     main()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from offload.errors import ConfigError, argument
 from offload.launch.sagemaker.settings import GPU_GROUP
 from offload.model import Catalog
-from offload.model.plans import Plan
+from offload.model.planning.plans import Plan
 
 CPU_GROUP = "cpu"
 SHORTEST_RUN_S = 600  # a shorter run buys hardly more than the machines' start

@@ -37,7 +37,7 @@ class Contents:
     torch: str | None = None
 
     def __str__(self) -> str:
-        known = [f"{name} {found}" for name, found in (("Python", self.python), ("torch", self.torch)) if found]
+        known = [f"{name} {version}" for name, version in (("Python", self.python), ("torch", self.torch)) if version]
         return " and ".join(known)
 
     @property
@@ -62,13 +62,13 @@ def contents_of(uri: str) -> Contents:
 
 def check_image(uri: str) -> Contents:
     """The known contents of an image. Raises ConfigError if offload does not run in it."""
-    found = contents_of(uri)
-    if found.suits:
-        return found
+    contents = contents_of(uri)
+    if contents.suits:
+        return contents
     works = ""
     with contextlib.suppress(ConfigError):  # without an SDK, AWS's images are unknown
         works = f" {_those_that_work(_table())}"
-    raise ConfigError(f"the image {uri} has {found}: {_needs()}{works}")
+    raise ConfigError(f"the image {uri} has {contents}: {_needs()}{works}")
 
 
 def image_for(version: str, region: str, instance_type: str) -> str:

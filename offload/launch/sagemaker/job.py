@@ -17,7 +17,8 @@ from typing import Any
 
 from offload.errors import ConfigError, argument
 from offload.launch.arguments import login_in, secrets_in
-from offload.launch.sagemaker import limits, process_one
+from offload.launch.sagemaker import limits
+from offload.launch.sagemaker.container import process_one
 from offload.launch.sagemaker.groups import Group, has_gpus, has_local_storage
 from offload.launch.sagemaker.settings import GPU_GROUP, Settings, is_reserved
 
@@ -50,7 +51,7 @@ class Channel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class SageMakerJob:
     """A training job.
 
     Args:
@@ -73,7 +74,7 @@ class Job:
         kms_key: the key for the output, and for volumes if no instance type has local disks.
         encrypt_traffic: whether to encrypt traffic between instances.
         image_entrypoint: whether the image's own entrypoint starts the containers. Otherwise the launcher's process 1 does
-            (:mod:`offload.launch.sagemaker.process_one`), which passes SIGTERM on to the entry.
+            (:mod:`offload.launch.sagemaker.container.process_one`), which passes SIGTERM on to the entry.
     """
 
     name: str
@@ -187,8 +188,8 @@ class Job:
         )
         # Not merged: a name may be in both, with two values.
         parameters = {name: str(value) for name, value in self.hyperparameters.items()}
-        if found := [*secrets_in(self.environment, self.settings.args), *secrets_in(parameters, ())]:
-            raise ConfigError(f"{found[0]} looks like a secret, {remedy}")
+        if secrets := [*secrets_in(self.environment, self.settings.args), *secrets_in(parameters, ())]:
+            raise ConfigError(f"{secrets[0]} looks like a secret, {remedy}")
         where = login_in(
             [
                 *self.environment.items(),
@@ -257,7 +258,7 @@ class Job:
 
 
 def program() -> list[str]:
-    """The lines of :mod:`offload.launch.sagemaker.process_one`, without its docstring and comments."""
+    """The lines of :mod:`offload.launch.sagemaker.container.process_one`, without its docstring and comments."""
     source = Path(process_one.__file__).read_text(encoding="utf-8").split('"""', 2)[2]
     return [line for line in source.splitlines() if line.strip() and not line.startswith("#")]
 

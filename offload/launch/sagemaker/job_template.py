@@ -13,7 +13,7 @@ from pathlib import Path
 
 from offload.errors import ConfigError, argument
 from offload.launch.sagemaker.groups import Groups, seconds_for
-from offload.launch.sagemaker.job import FILE, Channel, Job
+from offload.launch.sagemaker.job import FILE, Channel, SageMakerJob
 from offload.launch.sagemaker.settings import HOSTS_DEADLINE_S, Settings
 from offload.model import Catalog
 
@@ -27,7 +27,7 @@ _CHANNEL = re.compile(r"(?P<name>[^@=]+)(@(?P<groups>[^=]*))?=(?P<uri>.+)")
 
 @dataclass(frozen=True, kw_only=True)
 class JobTemplate:
-    """Everything about a job except its groups and its name. See :class:`offload.launch.sagemaker.job.Job` for the rest.
+    """Everything about a job except its groups and its name. See :class:`offload.launch.sagemaker.job.SageMakerJob` for the rest.
 
     Args:
         script: the script, relative to the bundle.
@@ -37,7 +37,7 @@ class JobTemplate:
         max_run_s: the longest time that the job may run, in seconds.
         checkpoints: S3 URI of the checkpoints; None: a folder of the job's own.
         hyperparameters: texts that the script gets unchanged.
-        image_entrypoint: whether the image's own entrypoint starts the containers, see :class:`offload.launch.sagemaker.job.Job`.
+        image_entrypoint: whether the image's own entrypoint starts the containers, see :class:`offload.launch.sagemaker.job.SageMakerJob`.
     """
 
     script: str
@@ -62,7 +62,7 @@ class JobTemplate:
     image_entrypoint: bool = False
     hosts_deadline_s: float = HOSTS_DEADLINE_S
 
-    def job(self, name: str, groups: Groups, catalog: Catalog, bundle: str) -> Job:
+    def job(self, name: str, groups: Groups, catalog: Catalog, bundle: str) -> SageMakerJob:
         """The job. ``bundle``: a text that tells its bundle from that of any other job, even one of the same name.
 
         Raises ConfigError for values that the service would refuse, and for a cap on spend that is too low for any run.
@@ -81,7 +81,7 @@ class JobTemplate:
         max_run_s = self.max_run_s
         if self.max_usd is not None:
             max_run_s = min(max_run_s, seconds_for(self.max_usd, groups, catalog))
-        return Job(
+        return SageMakerJob(
             name=name,
             groups=groups,
             role=self.role,

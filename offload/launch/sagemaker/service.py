@@ -76,12 +76,12 @@ class Service:
 
         with asking("read the AWS configuration"):
             self.session = session or boto3.Session()
-        found = region or self.session.region_name
-        if found is None:
+        name = region or self.session.region_name
+        if name is None:
             raise NoRegionError(
                 f"the AWS region is unknown: pass, for example, {argument('region', 'us-east-1')}, or set AWS_DEFAULT_REGION."
             )
-        self.region: str = region_of(found)
+        self.region: str = region_of(name)
 
     @cached_property
     def sagemaker(self) -> Any:

@@ -54,15 +54,15 @@ def read_settings(base: Path) -> tuple[Settings, dict[str, str]]:
     """
     path = base / "input" / "config" / "hyperparameters.json"
     try:
-        given = {name: _text(value) for name, value in json.loads(path.read_text(encoding="utf-8")).items()}
-        told = dict(json.loads(given.pop(NAME)))
-        settings = Settings(**{**told, "args": tuple(told.get("args", ()))})
+        hyperparameters = {name: _text(value) for name, value in json.loads(path.read_text(encoding="utf-8")).items()}
+        values = dict(json.loads(hyperparameters.pop(NAME)))
+        settings = Settings(**{**values, "args": tuple(values.get("args", ()))})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{path} does not hold the launcher's settings ({type(error).__name__}: {error}): launch the job with "
             "`offload launch sagemaker` of this version."
         ) from None
-    return settings, {name: value for name, value in given.items() if not is_reserved(name)}
+    return settings, {name: value for name, value in hyperparameters.items() if not is_reserved(name)}
 
 
 def deadline_s(base: Path) -> float:

@@ -1,6 +1,6 @@
 """Upload a job's bundle and start it, with the SDK's estimator or with boto3 alone.
 
-Both send the same request (:meth:`offload.launch.sagemaker.job.Job.request`), as a test ensures.
+Both send the same request (:meth:`offload.launch.sagemaker.job.SageMakerJob.request`), as a test ensures.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import botocore.exceptions
 from offload.errors import ConfigError, argument
 from offload.launch.launcher import Unreachable
 from offload.launch.sagemaker.images import quiet_sdk
-from offload.launch.sagemaker.job import CHECKPOINTS, ENTRY, FILE, Job, metric_definitions
+from offload.launch.sagemaker.job import CHECKPOINTS, ENTRY, FILE, SageMakerJob, metric_definitions
 from offload.launch.sagemaker.service import Service, asking
 
 Submitter = Literal["auto", "estimator", "boto3"]
 
-Start = Callable[[Job, Service], None]
+Start = Callable[[SageMakerJob, Service], None]
 """A function that sends a job's request."""
 
 # A configuration without the user's defaults: the job is submitted exactly as it was checked and shown. It has no telemetry, which is
@@ -30,7 +30,7 @@ Start = Callable[[Job, Service], None]
 _SDK_CONFIG = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}}}
 
 
-def upload(job: Job, bundle: bytes, service: Service) -> None:
+def upload(job: SageMakerJob, bundle: bytes, service: Service) -> None:
     """Upload the bundle to the place from which the job fetches it. Raises ConfigError if AWS refuses it."""
     where = urlparse(job.source)
     more = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": job.kms_key} if job.kms_key else {}
@@ -54,7 +54,7 @@ def starter(submitter: Submitter = "auto") -> Start:
     return _by_estimator
 
 
-def start(job: Job, service: Service, by: Start) -> None:
+def start(job: SageMakerJob, service: Service, by: Start) -> None:
     """Start the job.
 
     Raises ConfigError if the service refuses, NoCapacity if it lacks such instances, Unreachable if the connection broke before an
@@ -71,20 +71,20 @@ def start(job: Job, service: Service, by: Start) -> None:
             raise Unreachable(f"cannot start the training job: {error}") from None
 
 
-def _check_is_ours(job: Job, service: Service) -> None:
+def _check_is_ours(job: SageMakerJob, service: Service) -> None:
     """Raise ConfigError if another job has the name. botocore repeats a call that was answered too late, and then finds the name taken
     by this very job."""
-    found = service.sagemaker.describe_training_job(TrainingJobName=job.name)
+    description = service.sagemaker.describe_training_job(TrainingJobName=job.name)
     # Another tool's job may have no hyperparameters, or plain text in them.
-    if found.get("HyperParameters", {}).get("sagemaker_submit_directory") != json.dumps(job.source):
+    if description.get("HyperParameters", {}).get("sagemaker_submit_directory") != json.dumps(job.source):
         raise ConfigError(f"this account already has a job {job.name!r}: choose another {argument('name')}.")
 
 
-def _by_boto3(job: Job, service: Service) -> None:
+def _by_boto3(job: SageMakerJob, service: Service) -> None:
     service.sagemaker.create_training_job(**job.request())
 
 
-def _by_estimator(job: Job, service: Service) -> None:
+def _by_estimator(job: SageMakerJob, service: Service) -> None:
     sdk = _sdk()
     session = sdk.Session(
         boto_session=service.session,
@@ -158,10 +158,10 @@ def _sdk() -> _Sdk:
             f"{argument('submitter', 'boto3')}."
         ) from None
     except ImportError as error:
-        found = _installed("sagemaker")
+        version = _installed("sagemaker")
         raise ConfigError(
             f"{argument('submitter', 'estimator')} needs version 2 of the SageMaker SDK, and "
-            f"{f'version {found} is installed' if found else 'it is not installed'} ({_first_line(error)}): pip install "
+            f"{f'version {version} is installed' if version else 'it is not installed'} ({_first_line(error)}): pip install "
             f"'offload[sagemaker]', or pass {argument('submitter', 'boto3')}, which sends the same request."
         ) from None
 

@@ -27,7 +27,7 @@ from offload.loader.job.ranks import Ranks
 from offload.loader.job.shared_ray import shared
 from offload.pipeline.blocks.receiver import DirectBlocks
 from offload.pipeline.pool.ray_state import held
-from offload.ray_forks import check_not_forked
+from offload.process.ray_forks import check_not_forked
 from offload.train.cluster.connection import Asked, Cluster, check_address, describe, here, import_ahead, on_this_node
 from offload.train.cluster.idle import on_end, on_need, unless_used
 from offload.train.cluster.left import leave

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from offload import forks
+from offload.process import forks
 
 Bytes: TypeAlias = np.ndarray[Any, Any]
 """An array of uint8."""

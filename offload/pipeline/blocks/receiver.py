@@ -20,10 +20,10 @@ from typing import Any, Protocol, TypeVar
 
 import ray
 
-from offload import forks
 from offload.pipeline.blocks import stream
 from offload.pipeline.blocks.memory import ReusedMemory
 from offload.pipeline.blocks.sender import SECRET_BYTES, STALLED_S, Address, NoBlockError, Rows, Ticket
+from offload.process import forks
 
 _T_co = TypeVar("_T_co", covariant=True)
 

@@ -29,8 +29,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from offload import forks
 from offload.errors import ConfigError, RunError
+from offload.process import forks
 
 _PREFIX = f"offload-index-{socket.gethostname()}-"
 _LOCK = "lock"

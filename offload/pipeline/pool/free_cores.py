@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable
 from typing import Generic, TypeVar
 
-import offload.ray_forks  # noqa: F401  # a transform may fork
+import offload.process.ray_forks  # noqa: F401  # a transform may fork
 
 SHARE = 0.1
 """The most of the time that questions in vain may take."""

@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 import ray
 
-import offload.ray_forks  # noqa: F401  # a transform may fork
+import offload.process.ray_forks  # noqa: F401  # a transform may fork
 from offload.pipeline.program import pickling
 from offload.pipeline.work.block import Scratch
 from offload.pipeline.work.watchdog import Watch

@@ -22,7 +22,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-import offload.ray_forks  # noqa: F401  # a transform may fork
+import offload.process.ray_forks  # noqa: F401  # a transform may fork
 from offload.pipeline.pool.free_cores import FreeCores, Refusals
 from offload.pipeline.pool.packed_recipe import PackedRecipe
 from offload.pipeline.pool.preprocessor import Preprocessor

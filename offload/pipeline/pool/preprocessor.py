@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 
-import offload.ray_forks  # noqa: F401  # a transform may fork
+import offload.process.ray_forks  # noqa: F401  # a transform may fork
 from offload import machine
 from offload.pipeline.cache import accounts
 from offload.pipeline.pool.packed_recipe import PackedRecipe, TaskOutput, TaskRecipe

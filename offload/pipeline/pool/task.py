@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import ray
 
-import offload.ray_forks  # noqa: F401  # a transform may fork
+import offload.process.ray_forks  # noqa: F401  # a transform may fork
 from offload.pipeline.pool.packed_recipe import PackedRecipe
 
 NODE_GONE = ray.exceptions.ActorUnschedulableError

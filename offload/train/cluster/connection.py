@@ -26,14 +26,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from offload import machine, preload
 from offload.errors import ConfigError, RunError, argument
-from offload.interrupts import Interrupts, handled
-from offload.model.bundle import GPU_TYPE
 from offload.model.checks import check_text
-from offload.model.placement import NodeResources, beside
+from offload.model.placement import GPU_TYPE, NodeResources, beside
 from offload.preload import ahead
 from offload.preload.local_agent import LOOPBACK
-from offload.process_state import restored
-from offload.ray_forks import check_not_forked
+from offload.process.interrupts import Interrupts, handled
+from offload.process.ray_forks import check_not_forked
+from offload.process.state import restored
 from offload.train.cluster import ray_processes
 from offload.train.cluster.holdings import left
 from offload.train.cluster.idle import give_back_idle, used_by_a_run

@@ -15,7 +15,7 @@ from typing import Any
 import ray
 from ray.util.placement_group import get_placement_group, placement_group, remove_placement_group
 
-from offload.model.bundle import Bundle
+from offload.model.placement import Bundle
 from offload.pipeline.pool.ray_state import remove_groups_of
 
 NAMESPACE = "offload"

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from offload.interrupts import handled
+from offload.process.interrupts import handled
 
 _holders: list[Callable[[], None]] = []
 _waiting: list[Callable[[], None]] = []

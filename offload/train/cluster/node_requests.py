@@ -18,7 +18,7 @@ from typing import Any
 import ray
 from ray.util.placement_group import placement_group_table
 
-from offload.model.bundle import Bundle
+from offload.model.placement import Bundle
 from offload.train.cluster.holdings import Holdings
 
 MOST_WAITING = 1000  # placement groups: Ray goes through all of them whenever something changes

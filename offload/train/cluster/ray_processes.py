@@ -32,10 +32,10 @@ import ray._private.services
 import ray._private.utils
 import ray._private.worker
 
-from offload import forks
 from offload.errors import RunError
-from offload.interrupts import HELD
 from offload.preload import NONE_AHEAD, ahead, local_agent, minimal_agent, setup_worker
+from offload.process import forks
+from offload.process.interrupts import HELD
 from offload.train.cluster.reaper import MARK, end_marked
 
 RECONNECT = "gcs_rpc_server_reconnect_timeout_s"  # Ray's setting for how long processes look for a lost control process

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol, assert_never
 
-from offload.model.bundle import Bundle
-from offload.model.placement import NodeResources
+from offload.model.placement import Bundle, NodeResources
 from offload.pipeline.blocks.receiver import Pending
 from offload.pipeline.pool.ray_state import Held, held
 from offload.report.sentences import shares

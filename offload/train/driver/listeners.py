@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from offload import forks
+from offload.process import forks
 from offload.report.sentences import sentence
 from offload.train.callback import Callback, Checkpoint, Decision, Ended, Interval, Metrics, Started
 

@@ -16,7 +16,6 @@ import ray.train
 
 from offload import preload
 from offload.errors import ConfigError
-from offload.interrupts import COMMITTED_END_S, Interrupts, handled
 from offload.model.batch_split import BatchSplit
 from offload.model.placement import WorkerResources
 from offload.pipeline.aside import SideThread
@@ -27,6 +26,7 @@ from offload.pipeline.program.pickling import Carried
 from offload.pipeline.work.environment import WorkingFolder
 from offload.pipeline.work.unpicklable import obstacle, used
 from offload.prices import built_in
+from offload.process.interrupts import COMMITTED_END_S, Interrupts, handled
 from offload.report.live import LiveLine
 from offload.report.run_dir import RunDirectory
 from offload.train.checkpoints.storage import Marker, Storage

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from offload.adapt.core_count import CoresLearned, InputSeen, count_cores
+from offload.adapt.cores import CoresLearned, InputSeen, count_cores
 from offload.adapt.decide import Decision, Keep, Resize, State, cores_meanwhile, decide
 from offload.adapt.observe import INPUT_BOUND, Interval, Seen
 from offload.adapt.situation import Option, Rules, Situation

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from offload.adapt.commits import failures_per_s
+from offload.adapt.failures import failures_per_s
 from offload.measure.steps import Totals
 from offload.model.batch_split import BatchSplit
 from offload.train.messages import GroupStart, GroupStatus, News, Orders, Push, sum_of

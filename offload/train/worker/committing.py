@@ -1,4 +1,4 @@
-"""Decide when a worker commits a checkpoint, and measure the cost. :mod:`offload.adapt.commits` has the formula."""
+"""Decide when a worker commits a checkpoint, and measure the cost. :mod:`offload.adapt.failures` has the formula."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from offload.adapt.commits import commit_interval_s
+from offload.adapt.failures import commit_interval_s
 from offload.train.checkpoints.ray_list import with_score
 from offload.train.config import Checkpoints
 from offload.train.worker.reporter import Reporter

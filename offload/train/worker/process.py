@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from ray import cloudpickle
 
-from offload import forks
 from offload.errors import RunError, find_offload_error
 from offload.model.checks import shown
 from offload.pipeline.program.pickling import Carried
+from offload.process import forks
 from offload.train.worker.batches import NoPeers
 from offload.train.worker.checkpointer import RayCheckpointer
 from offload.train.worker.context import Context

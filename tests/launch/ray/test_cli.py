@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from offload.testing import Hosts, HostSpec
+from tests.emulation import Hosts, HostSpec
 from tests.helpers import RAY_STARTS_NOTHING_AHEAD, ROOT, require_hosts
 
 pytestmark = [pytest.mark.hosts, pytest.mark.ray, pytest.mark.slow]
@@ -257,15 +257,15 @@ import sys
 from pathlib import Path
 from offload.launch.ray.bundle import pack
 from offload.launch.ray.client import Cluster
-from offload.launch.ray.job import Job
-from offload.launch.ray.launcher import RayLauncher, Submission
+from offload.launch.ray.job import RayJob
+from offload.launch.ray.launcher import RayLauncher, RaySubmission
 from tests.helpers import eventually
 from tests.launch import contract
 
 _, url, token, script, built = sys.argv
-job = Submission.of(Job(name="waits", user="me", script="waits.py"), pack(Path(script)))
-contract.rendering_is_pure(job, token)
-contract.holds(RayLauncher(Cluster(url)), job, lambda: eventually(Path(built).exists, 200) is None)
+submission = RaySubmission.of(RayJob(name="waits", user="me", script="waits.py"), pack(Path(script)))
+contract.rendering_is_pure(submission, token)
+contract.holds(RayLauncher(Cluster(url)), submission, lambda: eventually(Path(built).exists, 200) is None)
 """
 
 

@@ -30,9 +30,9 @@ from offload.launch.ray.cluster_files.planned import Planned, planned
 from offload.launch.ray.cluster_files.software import Software, installed
 from offload.launch.ray.cluster_files.text import File
 from offload.model import Catalog
-from offload.model.plans import Plan
+from offload.model.planning.plans import Plan
 from offload.prices import built_in
-from offload.testing import Hosts, HostSpec
+from tests.emulation import Hosts, HostSpec
 from tests.helpers import DATA, PROGRAMS, moto_server, plan_document, require_hosts
 from tests.model.test_profile import WHOLE
 

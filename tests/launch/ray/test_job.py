@@ -30,7 +30,7 @@ from offload.cli.main import main
 from offload.errors import ConfigError
 from offload.launch.arguments import check_script, holds_a_login, names_a_secret
 from offload.launch.files import check_size
-from offload.launch.ray import bundle, client, entry, watch
+from offload.launch.ray import bundle, client, entry, running_job
 from offload.launch.ray.address import dashboard_url
 from offload.launch.ray.bundle import pack, read_requirements
 from tests.helpers import ROOT
@@ -702,12 +702,12 @@ def dashboard(job: Dashboard) -> Iterator[str]:
 def test_where_no_websocket_passes_the_log_is_asked_for(logs: list[str], statuses: list[str]) -> None:
     job, shown, said = Dashboard(logs=logs, statuses=statuses), list[str](), list[str]()
     with dashboard(job) as url, patched(NO_CLUSTER):
-        end = watch.follow(client.Cluster(url), "train-1", shown.append, said.append, poll_s=0.05)
+        end = running_job.follow(client.Cluster(url), "train-1", shown.append, said.append, poll_s=0.05)
     assert end["exit_code"] == 0
     assert "".join(shown) == "one\ntwo\nthree\n"
     assert len(said) == 1
     assert re.search(r"the log of train-1 at \S+ broke off: 400, .*\. Polling it every 0.05 s instead", said[0])
-    assert job.tailed == watch.FAILURES
+    assert job.tailed == running_job.FAILURES
 
 
 @pytest.mark.parametrize("status", [502, 504])
@@ -722,7 +722,7 @@ def test_a_job_that_may_have_been_taken_is_named(script: Path, status: int) -> N
 
 
 def test_a_job_that_does_not_stop_in_time_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "LAST_LINES_S", 0.0)
+    monkeypatch.setattr(running_job, "LAST_LINES_S", 0.0)
     environment: dict[str, object] = {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "0"}}
     with dashboard(Dashboard(logs=[""], statuses=["RUNNING"], runtime_env=environment)) as url:
         done = run("--stop", "train-1", "--address", url)
@@ -744,7 +744,7 @@ def test_ctrl_c_while_a_job_is_stopped_says_so(monkeypatch: pytest.MonkeyPatch) 
     def pressed(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(watch.time, "sleep", pressed)
+    monkeypatch.setattr(running_job.time, "sleep", pressed)
     with dashboard(Dashboard(logs=[""], statuses=["RUNNING"])) as url:
         done = run("--stop", "train-1", "--address", url)
     assert done.exit_code == 130
@@ -773,7 +773,7 @@ def test_ctrl_c_while_a_job_is_stopped_says_so(monkeypatch: pytest.MonkeyPatch) 
 def test_a_command_that_waited_ends_as_the_run_did(
     status: str, of_driver: int | None, error_type: str | None, code: int | None
 ) -> None:
-    assert watch.exit_code(status, of_driver, error_type) == code
+    assert running_job.exit_code(status, of_driver, error_type) == code
 
 
 # --- on the cluster ---------------------------------------------------------------------------------------------------

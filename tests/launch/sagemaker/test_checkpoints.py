@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from offload.errors import ConfigError
-from offload.launch.sagemaker import checkpoints
-from offload.launch.sagemaker.checkpoints import Shelf, bring_newest
-from offload.launch.sagemaker.head import Head
-from offload.launch.sagemaker.hosts import HostGroup, JobHosts
-from offload.launch.sagemaker.place import Place
+from offload.launch.sagemaker.container import checkpoints
+from offload.launch.sagemaker.container.checkpoints import Shelf, bring_newest
+from offload.launch.sagemaker.container.head import Head
+from offload.launch.sagemaker.container.hosts import HostGroup, JobHosts
+from offload.launch.sagemaker.container.place import Place
 from offload.launch.sagemaker.settings import Settings
 from offload.report.run_dir import EVENTS
 from offload.train.checkpoints.format import CHECKSUMS_FILE

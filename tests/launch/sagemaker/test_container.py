@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from offload.errors import ConfigError
-from offload.launch.sagemaker import installing
-from offload.launch.sagemaker.entry import _leave, _tell_pid
-from offload.launch.sagemaker.installing import code_artifact_index, install, reason_of
+from offload.launch.sagemaker.container import installing
+from offload.launch.sagemaker.container.entry import _leave, _tell_pid
+from offload.launch.sagemaker.container.installing import code_artifact_index, install, reason_of
+from offload.launch.sagemaker.container.process_one import ENTRY_PID
 from offload.launch.sagemaker.job import RUN_LINES, program
-from offload.launch.sagemaker.process_one import ENTRY_PID
 from offload.launch.sagemaker.settings import TO_INSTALL
 from tests.helpers import eventually
 
@@ -35,7 +35,12 @@ def stop(signum, frame):
     sys.exit(7)
 signal.signal(signal.SIGTERM, stop)
 """
-WAITS = f"{TOOLKIT}\nfrom offload.launch.sagemaker.entry import _tell_pid\n_tell_pid()\n(folder / 'begun').touch()\ntime.sleep(60)\n"
+WAITS = f"""{TOOLKIT}
+from offload.launch.sagemaker.container.entry import _tell_pid
+_tell_pid()
+(folder / 'begun').touch()
+time.sleep(60)
+"""
 
 
 @pytest.fixture

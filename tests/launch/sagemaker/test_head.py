@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from offload.launch.sagemaker.head import _how_it_died, _how_it_stopped
+from offload.launch.sagemaker.container.head import _how_it_died, _how_it_stopped
 
 
 @pytest.mark.parametrize(

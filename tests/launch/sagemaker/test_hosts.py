@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offload.errors import ConfigError
-from offload.launch.sagemaker.hosts import natural, read_hosts
+from offload.launch.sagemaker.container.hosts import natural, read_hosts
 
 
 def config(

@@ -27,16 +27,16 @@ import pytest
 from click.testing import CliRunner
 
 from offload.cli.main import main
-from offload.launch.sagemaker import watch
+from offload.launch.sagemaker import running_job
 from offload.launch.sagemaker.bundle import pack
 from offload.launch.sagemaker.groups import groups_of
-from offload.launch.sagemaker.job import ENTRY, Job
+from offload.launch.sagemaker.job import ENTRY, SageMakerJob
 from offload.launch.sagemaker.settings import TO_INSTALL, Settings
-from offload.testing import Hosts, HostSpec
-from offload.testing.netns import Host
-from offload.testing.training_job import TrainingJob
-from offload.testing.training_service import TrainingService
 from offload.train.checkpoints.ray_list import SNAPSHOT
+from tests.emulation import Hosts, HostSpec
+from tests.emulation.netns import Host
+from tests.emulation.training_job import TrainingJob
+from tests.emulation.training_service import TrainingService
 from tests.helpers import eventually, moto_server, require_hosts
 from tests.programs.sagemaker_scripts import COUNTS
 
@@ -103,7 +103,7 @@ def launched(
         "what": what,
         **more,
     }
-    job = Job(
+    job = SageMakerJob(
         name="counts-1",
         groups=groups_of(
             f"ml.g5.xlarge:{len(groups['gpu'])}",
@@ -267,7 +267,7 @@ def test_a_gpu_host_that_sees_none_ends_all_with_its_name(tmp_path: Path, withou
 
 STRANGER = """
 import sys
-from offload.launch.sagemaker.rendezvous import Follower
+from offload.launch.sagemaker.container.rendezvous import Follower
 from offload.errors import ConfigError
 try:
     Follower((sys.argv[1], 6378), "f" * 64, "algo-2", 10)
@@ -360,7 +360,7 @@ def test_jobs_of_any_number_of_gpu_hosts_train_each_sample_once_though_all_but_t
         TrainingService(machines, {**environment, "MY_OWN_SETTING": SECRET}) as service,
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setattr(watch, "POLL_S", 0.2)  # of whoever waits for the job
+        patch.setattr(running_job, "POLL_S", 0.2)  # of whoever waits for the job
         s3.create_bucket(Bucket="my-bucket")
         env = {**environment, "AWS_ENDPOINT_URL_SAGEMAKER": service.url}
 

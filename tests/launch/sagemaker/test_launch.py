@@ -25,17 +25,17 @@ from click.testing import CliRunner, Result
 from offload.cli.main import main
 from offload.errors import ConfigError
 from offload.launch.launcher import launch
-from offload.launch.sagemaker import bundle, limits, submit, watch
+from offload.launch.sagemaker import bundle, limits, running_job, submit
 from offload.launch.sagemaker.groups import groups_of, groups_of_plan
 from offload.launch.sagemaker.images import Contents
-from offload.launch.sagemaker.job import ENTRY, Job
+from offload.launch.sagemaker.job import ENTRY, SageMakerJob
 from offload.launch.sagemaker.job_template import JobTemplate, channel_of, job_name
-from offload.launch.sagemaker.launch import SageMakerLauncher, prepare
+from offload.launch.sagemaker.launcher import SageMakerLauncher, prepare
 from offload.launch.sagemaker.service import Service, asking
 from offload.launch.sagemaker.settings import TO_INSTALL, read_settings
-from offload.model.plans import Plan
+from offload.model.planning.plans import Plan
 from offload.prices import built_in
-from offload.testing.aws_json import aws_json_server
+from tests.emulation.aws_json import aws_json_server
 from tests.helpers import ROOT, moto_server, plan_document
 from tests.launch import contract
 
@@ -394,7 +394,7 @@ def test_requirements_that_stay_behind_are_refused(script: Path, line: str) -> N
     ["./wheels/mine-1.0-py3-none-any.whl", "-r more/base.txt", "-f wheels", "./build/lib", "-e ./build/lib[fast]"],
 )
 def test_requirements_within_the_folder_travel(script: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
-    monkeypatch.setattr("offload.launch.sagemaker.launch.check_requirements", lambda own, image: "a note on them.")
+    monkeypatch.setattr("offload.launch.sagemaker.launcher.check_requirements", lambda own, image: "a note on them.")
     for name in ("wheels/mine-1.0-py3-none-any.whl", "more/base.txt", "build/__init__.py", "build/lib/pyproject.toml"):
         path = script.parent / name
         path.parent.mkdir(exist_ok=True)
@@ -416,7 +416,7 @@ def test_requirements_within_the_folder_travel(script: Path, monkeypatch: pytest
 def test_a_line_that_installs_the_folder_needs_a_project_that_travels(
     script: Path, monkeypatch: pytest.MonkeyPatch, line: str, project: str, taken: bool
 ) -> None:
-    monkeypatch.setattr("offload.launch.sagemaker.launch.check_requirements", lambda own, image: "a note on them.")
+    monkeypatch.setattr("offload.launch.sagemaker.launcher.check_requirements", lambda own, image: "a note on them.")
     script.with_name(project).write_text("")
     script.with_name("requirements.txt").write_text(f"{line}\n")
     done = run(str(script), *WITH_IMAGE, "--dry-run")
@@ -525,7 +525,7 @@ def test_requirements_are_checked_against_the_image_before_anything_is_sent(
         return "a note on them."
 
     script.with_name("requirements.txt").write_text("einops\n")
-    monkeypatch.setattr("offload.launch.sagemaker.launch.check_requirements", check)
+    monkeypatch.setattr("offload.launch.sagemaker.launcher.check_requirements", check)
     done = run(str(script), *WITH_IMAGE, "--dry-run")
     assert done.exit_code == 0, done.output
     assert asked == [("requirements.txt", "3.12", "2.8")]
@@ -584,7 +584,7 @@ class SageMaker:
 @pytest.fixture
 def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[dict[str, str | None], SageMaker, Any]]:
     """The variables that lead to S3 (moto's) and to SageMaker, that one, and a client of the other."""
-    monkeypatch.setattr(watch.follow, "__defaults__", (0.05,))  # seconds between two looks
+    monkeypatch.setattr(running_job.follow, "__defaults__", (0.05,))  # seconds between two looks
     service = SageMaker()
     with moto_server() as (environment, s3), aws_json_server(service.answer) as url:
         s3.create_bucket(Bucket="my-bucket")
@@ -746,12 +746,12 @@ def printed(environment: dict[str, Any], job: str, lines: dict[str, list[str]]) 
     """Put what hosts printed where the service does."""
     logs = boto3.client("logs", endpoint_url=environment["AWS_ENDPOINT_URL"], region_name="us-east-1",
                         aws_access_key_id="testing", aws_secret_access_key="testing")  # fmt: skip
-    logs.create_log_group(logGroupName=watch.LOG_GROUP)
+    logs.create_log_group(logGroupName=running_job.LOG_GROUP)
     for host, texts in lines.items():
         stream = f"{job}/{host}-1234567890"
-        logs.create_log_stream(logGroupName=watch.LOG_GROUP, logStreamName=stream)
+        logs.create_log_stream(logGroupName=running_job.LOG_GROUP, logStreamName=stream)
         events = [{"timestamp": int(time.time() * 1000) + n, "message": text} for n, text in enumerate(texts)]
-        logs.put_log_events(logGroupName=watch.LOG_GROUP, logStreamName=stream, logEvents=events)
+        logs.put_log_events(logGroupName=running_job.LOG_GROUP, logStreamName=stream, logEvents=events)
     logs.close()
 
 
@@ -805,13 +805,13 @@ def test_a_job_that_was_started_is_named_when_it_cannot_be_followed(
     )
 
 
-@pytest.mark.parametrize("silence_s", [watch.SILENCE_S, 0.0])
+@pytest.mark.parametrize("silence_s", [running_job.SILENCE_S, 0.0])
 def test_a_job_is_followed_through_an_outage_of_the_network(
     script: Path, aws: tuple[dict[str, str | None], SageMaker, Any], monkeypatch: pytest.MonkeyPatch, silence_s: float
 ) -> None:
     environment, service, _ = aws
     service.jobs["mine"] = {"TrainingJobStatus": "Completed", "TrainingTimeInSeconds": 10}
-    describe, failures = watch.describe, iter(range(3))
+    describe, failures = running_job.describe, iter(range(3))
 
     def flaky(service: Service, name: str) -> dict[str, Any]:
         if next(failures, None) is None:
@@ -819,8 +819,8 @@ def test_a_job_is_followed_through_an_outage_of_the_network(
         with asking(f"describe the job {name}"):
             raise EndpointConnectionError(endpoint_url="https://sagemaker")
 
-    monkeypatch.setattr(watch, "describe", flaky)
-    monkeypatch.setattr(watch, "SILENCE_S", silence_s)
+    monkeypatch.setattr(running_job, "describe", flaky)
+    monkeypatch.setattr(running_job, "SILENCE_S", silence_s)
     done = run(str(script), *WITH_IMAGE, "--submitter", "boto3", "--name", "mine", "--wait", env=environment)
     if silence_s:
         assert done.exit_code == 0, done.output
@@ -883,7 +883,7 @@ def test_ctrl_c_names_the_job_that_goes_on(
         raise KeyboardInterrupt
 
     environment, _, _ = aws
-    monkeypatch.setattr(watch, "follow", interrupted)
+    monkeypatch.setattr(running_job, "follow", interrupted)
     done = run(str(script), *WITH_IMAGE, "--submitter", "boto3", "--name", "mine", "--wait", env=environment)
     assert done.exit_code == 130, done.output
     assert "mine goes on: `offload launch sagemaker --region us-east-1 --status mine` shows it, `" in done.output
@@ -899,7 +899,7 @@ def test_a_running_jobs_status_says_what_it_has_cost() -> None:
             "InstanceGroups": [{"InstanceGroupName": "gpu", "InstanceType": "ml.g5.xlarge", "InstanceCount": 2}]
         },
     }
-    state = watch.state(job, built_in(), now=began + timedelta(hours=2))
+    state = running_job.state(job, built_in(), now=began + timedelta(hours=2))
     assert state["usd"] == pytest.approx(4 * built_in()["ml.g5.xlarge"].usd_per_hour)
 
 
@@ -948,7 +948,7 @@ def test_the_example_for_version_3_of_the_sdk_runs_the_launchers_bundle(
     jobs = []
 
     class Trainer:
-        def __init__(self, job: Job, session: Any) -> None:
+        def __init__(self, job: SageMakerJob, session: Any) -> None:
             jobs.append(job)
 
         def train(self) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from offload.errors import ConfigError
-from offload.launch.sagemaker import rendezvous
-from offload.launch.sagemaker.rendezvous import Follower, HeadLost, Rendezvous
+from offload.launch.sagemaker.container import rendezvous
+from offload.launch.sagemaker.container.rendezvous import Follower, HeadLost, Rendezvous
 
 TOKEN = "a-token"
 VERSIONS = {"Python": "3.11", "Ray": "2.60.0"}

@@ -16,13 +16,13 @@ from sagemaker_training.params import SAGEMAKER_HYPERPARAMETERS
 from offload.errors import ConfigError
 from offload.launch.sagemaker import limits
 from offload.launch.sagemaker.groups import ENDING_S, Group, groups_of, seconds_for
-from offload.launch.sagemaker.job import METRICS, Channel, Job
+from offload.launch.sagemaker.job import METRICS, Channel, SageMakerJob
 from offload.launch.sagemaker.settings import Settings
 from offload.prices import built_in
 
 ROLE = "arn:aws:iam::123456789012:role/training"
 IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.8-gpu-py312"
-JOB = Job(
+JOB = SageMakerJob(
     name="vit-blur-1",
     groups=groups_of("ml.g5.xlarge:1", ["ml.c5.4xlarge:2", "ml.m5.large:1"]),
     role=ROLE,

@@ -24,7 +24,6 @@ from ray.train.v2._internal.execution.storage import get_fs_and_path
 import offload
 from offload.errors import ConfigError
 from offload.report.run_dir import CHECKPOINTS
-from offload.testing.numbers import Numbers
 from offload.train.checkpoints.storage import (
     Marker,
     check_storage,
@@ -34,6 +33,7 @@ from offload.train.checkpoints.storage import (
     telling_errors,
 )
 from offload.train.driver.run import _address_of
+from tests.emulation.numbers import Numbers
 from tests.helpers import moto_server
 
 DEADLINE_S = 240.0
@@ -334,7 +334,7 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
 import offload
-from offload.testing.numbers import Numbers
+from tests.emulation.numbers import Numbers
 from offload.train.cluster import connection as cluster
 
 

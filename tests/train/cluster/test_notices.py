@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from offload.report.sentences import sentence
-from offload.testing.metadata_service import INSTANCE_ACTION, TOKEN, MetadataService
 from offload.train.cluster import instance_metadata
 from offload.train.cluster.instance_metadata import NOTICE_S, InstanceMetadata, MetadataError, SpotNotice, parse_notice
+from tests.emulation.metadata_service import INSTANCE_ACTION, TOKEN, MetadataService
 from tests.helpers import ROOT
 
 NOW = 1_505_722_800.0  # 2017-09-18T08:20:00Z

@@ -12,10 +12,10 @@ import torch
 import offload
 from offload.report.page.records import read_run
 from offload.report.run_dir import EVENTS, METRICS, REPORT, SUMMARY, read_lines
-from offload.testing.numbers import Line
 from offload.train.driver import listeners
 from offload.train.driver import run as run_module
 from offload.train.driver.listeners import Listeners, decision_of
+from tests.emulation.numbers import Line
 from tests.helpers import eventually
 
 METHODS = ("started", "interval", "metrics", "decision", "checkpoint", "ended")

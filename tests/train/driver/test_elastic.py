@@ -18,11 +18,11 @@ import torch
 
 import offload
 from offload.report.run_dir import read_lines
-from offload.testing.history import each_pass, log_batch, read_history
-from offload.testing.numbers import Line
 from offload.train.checkpoints import format as checkpoint
 from offload.train.driver.run import Run
 from offload.train.worker import batches
+from tests.emulation.history import each_pass, log_batch, read_history
+from tests.emulation.numbers import Line
 
 # A run starts a dozen processes, and each change of the workers some more.
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.slow]

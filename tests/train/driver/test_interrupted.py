@@ -15,7 +15,7 @@ import torch
 from ray.util.placement_group import placement_group, placement_group_table
 
 import offload
-from offload.model.bundle import bundle_of
+from offload.model.placement import bundle_of
 from offload.train.cluster import holdings as holdings_module
 from offload.train.cluster.holdings import Holdings, left
 from offload.train.cluster.node_requests import NodeRequests

@@ -32,13 +32,13 @@ from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 from ray.train.v2._internal.execution.worker_group import WorkerGroup
 
 import offload
-from offload import ray_forks
 from offload.errors import ConfigError, RunError, find_offload_error
 from offload.pipeline.blocks.memory import writable
 from offload.pipeline.order.ranges import Ranges
 from offload.pipeline.program import output_tail
 from offload.pipeline.raydata import execution
 from offload.preload import minimal_agent
+from offload.process import ray_forks
 from offload.train.cluster import connection as cluster
 from offload.train.cluster import deaths, draining, ray_output, ray_processes, ray_settings
 from offload.train.cluster.holdings import Holdings

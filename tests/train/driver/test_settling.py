@@ -14,8 +14,7 @@ import pytest
 import offload
 from offload.measure.steps import Totals
 from offload.model.batch_split import BatchSplit
-from offload.model.bundle import Bundle
-from offload.model.placement import NodeResources, WorkerResources
+from offload.model.placement import Bundle, NodeResources, WorkerResources
 from offload.train.config import BatchSize
 from offload.train.driver.conductor import Conductor
 from offload.train.driver.fleet.machine import GRANT_S, step

@@ -13,8 +13,7 @@ import ray
 import torch
 
 import offload
-from offload.model.bundle import bundle_of
-from offload.model.placement import NodeResources, beside
+from offload.model.placement import NodeResources, beside, bundle_of
 from offload.report.live import LiveLine
 from offload.report.run_dir import read_lines
 from offload.report.sentences import sentence

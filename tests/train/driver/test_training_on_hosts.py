@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from offload.report.run_dir import read_lines
-from offload.testing import Hosts, HostSpec
-from offload.testing.history import each_pass, read_history
-from offload.testing.netns import Host, HostProcess
+from tests.emulation import Hosts, HostSpec
+from tests.emulation.history import each_pass, read_history
+from tests.emulation.netns import Host, HostProcess
 from tests.helpers import RAY_STARTS_NOTHING_AHEAD, ROOT, require_hosts
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow]
@@ -144,7 +144,7 @@ import json, sys, time
 from pathlib import Path
 import numpy as np, ray.data, ray.train, torch
 import offload
-from offload.testing.history import log_batch
+from tests.emulation.history import log_batch
 
 SAMPLES, EPOCHS = 400, 2
 

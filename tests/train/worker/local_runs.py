@@ -12,7 +12,15 @@ import torch
 
 from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.sources.from_torch import list_torch_dataset
-from offload.testing.in_threads import (
+from offload.train.config import Adaptation, BatchSize, Checkpoints
+from offload.train.messages import TRAIN
+from offload.train.worker.batches import NoPeers
+from offload.train.worker.checkpointer import Content
+from offload.train.worker.context import Context
+from offload.train.worker.joining import Join
+from offload.train.worker.loop import Place, TrainingLoop
+from offload.train.worker.setup import WorkerSetup
+from tests.emulation.in_threads import (
     Died,
     LocalCheckpointer,
     LocalClient,
@@ -23,14 +31,6 @@ from offload.testing.in_threads import (
     Shelf,
     Unjoined,
 )
-from offload.train.config import Adaptation, BatchSize, Checkpoints
-from offload.train.messages import TRAIN
-from offload.train.worker.batches import NoPeers
-from offload.train.worker.checkpointer import Content
-from offload.train.worker.context import Context
-from offload.train.worker.joining import Join
-from offload.train.worker.loop import Place, TrainingLoop
-from offload.train.worker.setup import WorkerSetup
 
 VAL = "val"
 UNLABELED = "unlabeled"  # shuffled in each pass

@@ -14,11 +14,11 @@ import torch
 from offload.model.batch_split import BatchSplit
 from offload.pipeline.blocks.wire import ERROR, POSITION, SAMPLE_ID, Columns
 from offload.pipeline.feed.passes import PassKey, Reach, Slice
-from offload.testing.in_threads import Peer, Ranks
 from offload.train.worker import batches as batches_module
 from offload.train.worker.agreement import Agreement, Heard, NoAgreement
 from offload.train.worker.batches import Batches, Cutting
 from offload.train.worker.delivery import Delivery
+from tests.emulation.in_threads import Peer, Ranks
 
 BLOCK, LOCAL = 10, 4
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from offload.testing.in_threads import Died
 from offload.train.config import BatchSize
 from offload.train.worker.context import Context
+from tests.emulation.in_threads import Died
 from tests.train.worker.local_runs import LocalRun, commit, loss_of, prepared
 
 SAMPLES = 64

@@ -10,8 +10,8 @@ import pytest
 
 from offload.pipeline.blocks.receiver import DirectBlocks
 from offload.pipeline.feed.passes import PassKey, Slice
-from offload.testing import Hosts, HostSpec
 from offload.train.worker.feed_client import HubFeed
+from tests.emulation import Hosts, HostSpec
 from tests.helpers import RAY_STARTS_NOTHING_AHEAD, ROOT, require_hosts
 
 SCRIPT = """

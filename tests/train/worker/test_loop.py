@@ -18,16 +18,6 @@ from offload import collate
 from offload.errors import RunError
 from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.sources.from_torch import list_torch_dataset
-from offload.testing.in_threads import (
-    Died,
-    LocalCheckpointer,
-    LocalClient,
-    LocalFeed,
-    LocalHub,
-    Ranks,
-    Shelf,
-    Unjoined,
-)
 from offload.train.config import Adaptation, BatchSize, Checkpoints
 from offload.train.messages import TRAIN, Orders
 from offload.train.worker import loop as loop_module
@@ -37,6 +27,16 @@ from offload.train.worker.goal import Goal
 from offload.train.worker.loop import Place, TrainingLoop
 from offload.train.worker.setup import WorkerSetup
 from offload.train.worker.state import TrainingState
+from tests.emulation.in_threads import (
+    Died,
+    LocalCheckpointer,
+    LocalClient,
+    LocalFeed,
+    LocalHub,
+    Ranks,
+    Shelf,
+    Unjoined,
+)
 from tests.train.worker.local_runs import LocalRun, commit, loss_of, prepared
 
 BATCH = 4

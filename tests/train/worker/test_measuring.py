@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from offload.measure.steps import Clock
-from offload.testing.in_threads import Unjoined
 from offload.train.config import BatchSize, Checkpoints
 from offload.train.worker.context import Context
+from tests.emulation.in_threads import Unjoined
 from tests.train.worker.local_runs import LocalRun, commit, loss_of, prepared
 
 SAMPLES = 48

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offload.errors import ConfigError
-from offload.testing.in_threads import Died
 from offload.train.config import BatchSize
 from offload.train.worker.context import Context
 from offload.train.worker.seeding import seed_at_start, seed_at_step
+from tests.emulation.in_threads import Died
 from tests.train.worker.local_runs import UNLABELED, VAL, LocalRun, commit, loss_of, prepared
 
 SAMPLES = 60

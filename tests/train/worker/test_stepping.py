@@ -16,7 +16,6 @@ from offload.errors import RunError
 from offload.measure.steps import Clock, StepMeter
 from offload.model.batch_split import BatchSplit
 from offload.pipeline.order.ranges import Ranges
-from offload.testing.in_threads import Ranks, Unjoined
 from offload.train.worker.agreement import Heard
 from offload.train.worker.batches import LocalBatch
 from offload.train.worker.device_memory import DeviceMemory
@@ -24,6 +23,7 @@ from offload.train.worker.joining import Distributed, Join
 from offload.train.worker.state import TrainingState
 from offload.train.worker.stepping import Stepper
 from offload.train.worker.watchdog import Watchdog
+from tests.emulation.in_threads import Ranks, Unjoined
 
 ROWS = 4
 

@@ -185,15 +185,15 @@ def _node(instance_type: str, ami: str, disk_gib: int) -> dict[str, Any]:
 
 def _ec2_type(name: str) -> str:
     """EC2's name of SageMaker's ``ml.g5.xlarge``; other names are EC2's own."""
-    found = name.removeprefix("ml.")
-    if found.count(".") != 1:
+    instance_type = name.removeprefix("ml.")
+    if instance_type.count(".") != 1:
         raise ConfigError(
             f"{name} is not an EC2 instance type; EC2's types have names such as g5.xlarge. Rename the catalog's nodes, or pass "
             f"{argument('emit', 'hosts', python='the plan to hosts.cluster_file')}."
         )
-    if _ARM.match(found):
+    if _ARM.match(instance_type):
         raise ConfigError(
             f"{name} has Arm processors, and all nodes of a cluster file start the same images, for Intel and AMD: plan with types such as "
             "ml.c5.4xlarge."
         )
-    return found
+    return instance_type

@@ -27,7 +27,7 @@ def make_token(cluster: str) -> str:
 
 def head_of(kind: str, planned: Planned, cluster: str, prices: str, steps: dict[str, list[str]]) -> str:
     """The plan in a sentence, and the steps. Each step has a name, and lines to type."""
-    made = (
+    origin = (
         f"A Ray cluster of {planned} for offload, made by offload plan --emit {kind}. Planned: "
         f"{rate_shown(planned.samples_per_s)} samples/s for ${planned.usd_per_hour:.2f} an hour{prices}."
     )
@@ -37,7 +37,7 @@ def head_of(kind: str, planned: Planned, cluster: str, prices: str, steps: dict[
         for name, lines in steps.items()
         for at, line in enumerate(lines)
     ]
-    return "\n".join([*textwrap.wrap(made, WIDTH), "", *typed, ""])
+    return "\n".join([*textwrap.wrap(origin, WIDTH), "", *typed, ""])
 
 
 def submit(cluster: str, tunnel: str) -> list[str]:

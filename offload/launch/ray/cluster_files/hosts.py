@@ -18,7 +18,7 @@ _ADDRESS = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?")
 
 def parse_hosts(text: str, source: str) -> tuple[str, ...]:
     """The addresses in a file, one per line, without comments. Raises ConfigError for an invalid or repeated address."""
-    found: list[str] = []
+    hosts: list[str] = []
     for number, line in enumerate(text.splitlines(), start=1):
         address = line.partition("#")[0].strip()
         if not address:
@@ -27,10 +27,10 @@ def parse_hosts(text: str, source: str) -> tuple[str, ...]:
             raise ConfigError(
                 f"{source}, line {number}: {address!r} is not an address: write one host name or IP address per line, without a port."
             )
-        if address in found:
+        if address in hosts:
             raise ConfigError(f"{source}, line {number}: {address} is repeated; each host is one node.")
-        found.append(address)
-    return tuple(found)
+        hosts.append(address)
+    return tuple(hosts)
 
 
 def cluster_file(planned: Planned, software: Software, *, cluster: str, hosts: tuple[str, ...] | None) -> File:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from offload.errors import ConfigError
 from offload.model.catalog import Catalog, NodeType
-from offload.model.plans import Plan, Spot
+from offload.model.planning.plans import Plan, Spot
 
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 

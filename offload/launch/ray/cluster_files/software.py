@@ -54,8 +54,8 @@ def _pip_install(requirements: Iterable[str]) -> str:
 
 
 def _with_dashboard(requirement: str) -> str:
-    found = Requirement(requirement)
-    if found.name != "ray":
+    parsed = Requirement(requirement)
+    if parsed.name != "ray":
         return requirement
-    found.extras.add("default")
-    return str(found)
+    parsed.extras.add("default")
+    return str(parsed)

@@ -15,8 +15,7 @@ from typing import Any, assert_never
 
 from offload.errors import ConfigError
 from offload.model.batch_split import BatchSplit
-from offload.model.bundle import Bundle
-from offload.model.placement import Placement
+from offload.model.placement import Bundle, Placement
 from offload.train.driver.fleet.messages import (
     Action,
     Ask,

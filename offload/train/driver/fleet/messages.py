@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from offload.model.batch_split import BatchSplit
-from offload.model.bundle import Bundle
-from offload.model.placement import NodeResources
+from offload.model.placement import Bundle, NodeResources
 from offload.train.messages import News, Orders
 
 # -- events ------------------------------------------------------------------------------------------------------------

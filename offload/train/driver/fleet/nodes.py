@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from offload.adapt.losses import FLAPS, Losses
+from offload.adapt.failures import FLAPS, Losses
 from offload.model.placement import (
     PROCESS_BYTES,
     UNKNOWN_GPU,

@@ -7,12 +7,19 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from offload.adapt.core_price import CorePrice
-from offload.adapt.core_speed import core_speeds
+from offload.adapt.cores import CorePrice, core_speeds
 from offload.adapt.situation import Option
 from offload.errors import ConfigError
-from offload.model.bundle import GPU_TYPE, Bundle, bundle_of
-from offload.model.placement import NodeResources, Placement, WorkerResources, on_fewest_nodes, place_workers
+from offload.model.placement import (
+    GPU_TYPE,
+    Bundle,
+    NodeResources,
+    Placement,
+    WorkerResources,
+    bundle_of,
+    on_fewest_nodes,
+    place_workers,
+)
 from offload.train.driver.fleet.nodes import Nodes, Selection
 
 

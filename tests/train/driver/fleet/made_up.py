@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from offload.model.batch_split import BatchSplit
-from offload.model.bundle import Bundle, bundle_of
-from offload.model.placement import NodeResources, WorkerResources
+from offload.model.placement import Bundle, NodeResources, WorkerResources, bundle_of
 from offload.train.driver.conductor import Conductor
 from offload.train.driver.fleet.machine import step
 from offload.train.driver.fleet.messages import ClusterSeen

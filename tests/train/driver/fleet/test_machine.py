@@ -12,8 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from offload.errors import ConfigError
 from offload.model.batch_split import BatchSplit
-from offload.model.bundle import bundle_of
-from offload.model.placement import NodeResources, WorkerResources
+from offload.model.placement import NodeResources, WorkerResources, bundle_of
 from offload.report.sentences import sentence
 from offload.train.driver.fleet.machine import GRANT_S, OVERDUE_S, OWN_ROOM_S, REFUSED_S, step
 from offload.train.driver.fleet.messages import (

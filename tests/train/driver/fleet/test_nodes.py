@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.adapt.core_speed import core_speeds
-from offload.adapt.losses import FLAPS, FORGET_S
+from offload.adapt.cores import core_speeds
+from offload.adapt.failures import FLAPS, FORGET_S
 from offload.model.placement import (
     PROCESS_BYTES,
     NodeResources,

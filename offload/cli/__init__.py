@@ -1,0 +1,1 @@
+"""The ``offload`` command. Each of its commands has a module of its name."""

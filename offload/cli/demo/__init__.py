@@ -1,0 +1,1 @@
+"""What ``offload demo`` trains, and its comparison of two loaders."""

@@ -1,0 +1,1 @@
+"""This process: forks, signals, and what Ray changes in it."""

@@ -1,0 +1,353 @@
+"""Stand-ins for the processes of a run, for rehearsals in threads: preprocessing nodes, ranks, the hub's client, checkpoints."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+
+from offload.pipeline.blocks.receiver import DirectBlocks, Pending
+from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID, Columns
+from offload.pipeline.feed.datasets import Cores, FeedDataset
+from offload.pipeline.feed.feed import Feed
+from offload.pipeline.feed.passes import PassKey, Reach, Slice
+from offload.pipeline.pool.task import Block, Cost
+from offload.train.checkpoints import format as checkpoints
+from offload.train.hub.actor import Hub
+from offload.train.hub.board import Board
+from offload.train.hub.client import HubClient
+from offload.train.worker.checkpointer import Content
+from offload.train.worker.feed_client import BlockLostError, HubFeed
+from offload.train.worker.peers import INTERNAL, check_agreed
+
+CORE_SECONDS = 0.2  # the reported cost of a sample: it makes small tasks and many blocks
+TASK_S = 0.0005
+
+
+class Died(Exception):  # not an error: it stands for the death of a killed process
+    """This rank's process was killed."""
+
+
+# -- preprocessing -----------------------------------------------------------------------------------------------------
+
+
+class _Ref:
+    """The stand-in for a block's reference: its name."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def hex(self) -> str:
+        return str(self._number)
+
+
+class Nodes:
+    """A pool of threads, one core each, on nodes that hold their own blocks. It stands in for :class:`offload.pipeline.pool.pool.Pool`."""
+
+    def __init__(self, nodes: Sequence[str], task_cpus: float, work: Any, runtime_env: Any) -> None:
+        self._work = work
+        self._changed = threading.Condition()
+        self._one_at_a_time = threading.Lock()
+        self._again: deque[Any] = deque()
+        self._blocks: dict[str, tuple[str, Any]] = {}
+        self._numbers = itertools.count()
+        self._alive: Counter[str] = Counter()
+        self.reshape(nodes)
+
+    def warm(self, recipe: Any) -> None: ...
+
+    def starting(self) -> int:
+        return 0
+
+    def look(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def reshape(self, nodes: Sequence[str]) -> threading.Event:
+        with self._changed:
+            for node in set(nodes):
+                if not self._alive[node]:
+                    self._alive[node] += 1
+                    threading.Thread(target=self._work_on, args=(node,), daemon=True).start()
+            for node in set(self._alive) - set(nodes):
+                self._alive[node] = 0
+            self._changed.notify_all()
+        done = threading.Event()
+        done.set()
+        return done
+
+    def kill(self, node: str) -> None:
+        """Kill a node, with its blocks and its current task."""
+        with self._changed:
+            self._alive[node] = 0
+            self._blocks = {name: block for name, block in self._blocks.items() if block[0] != node}
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End all threads."""
+        with self._changed:
+            self._alive.clear()
+            self._changed.notify_all()
+
+    def fetch(self, ref: Any) -> Any:
+        with self._changed:
+            if ref.hex() not in self._blocks:
+                raise BlockLostError(ref.hex())
+            return self._blocks[ref.hex()][1]
+
+    def _work_on(self, node: str) -> None:
+        while True:
+            with self._changed:
+                if not self._alive[node]:
+                    return
+                work = self._again.popleft() if self._again else None
+            work = work or self._work.next_task(node)  # without the lock: the feed calls look() with its own held
+            if work is None:
+                with self._changed:
+                    self._changed.wait(0.05)
+                continue
+            time.sleep(TASK_S)
+            task, done = work
+            with self._changed:
+                if not self._alive[node]:
+                    self._again.append(work)
+                    self._changed.notify_all()
+                    return
+                ref = _Ref(next(self._numbers))
+                block = task.rows.returned()
+                self._blocks[ref.hex()] = node, block
+            rows = block.num_rows
+            cost = Cost(rows=rows, size_bytes=8 * rows, cpu_s=CORE_SECONDS * rows, wall_s=0.01)
+            with self._one_at_a_time:  # like the pool, whose one thread reports all blocks
+                done(Block(ref=ref, cost=cost, node=node))  # type: ignore[arg-type]
+
+
+# -- the hub -----------------------------------------------------------------------------------------------------------
+
+
+class LocalHub(Hub):
+    """The hub, in this process, with :class:`Nodes` as its pool."""
+
+    def __init__(self, streams: dict[str, FeedDataset], cores: Cores) -> None:
+        nodes: list[Nodes] = []
+
+        def pool(*arguments: Any) -> Nodes:
+            nodes.append(Nodes(*arguments))
+            return nodes[0]
+
+        Board.__init__(
+            self, self.rates, self.core_counts, self.speeds, self.process_bytes, self.spent, nodes=len(cores.by_node)
+        )
+        Feed.__init__(self, streams, cores, pool=pool)
+        self.nodes = nodes[0]
+
+
+class LocalClient(HubClient):
+    """The client of a :class:`LocalHub` for one process. Once the process is killed, its calls no longer arrive."""
+
+    def __init__(self, hub: LocalHub, killed: Callable[[], bool] = lambda: False) -> None:
+        super().__init__(hub)
+        self._killed = killed
+
+    def take(
+        self, key: PassKey, rank: int, want: int, reach: Reach, arrived: int, timeout_s: float | None = None
+    ) -> Pending[tuple[list[Slice], bool]]:
+        return _Later(lambda: self._call(Feed.take, key, rank, want, reach, arrived, timeout_s))
+
+    def leave(self, key: PassKey, rank: int) -> None:
+        if not self._killed():
+            super().leave(key, rank)
+
+    def _start(self, method: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        answer = self._call(method, *args, **named)
+        return _Later(lambda: answer)
+
+    def _call(self, method: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        if self._killed():
+            raise ray.exceptions.RayError("this process was killed")
+        return getattr(self.actor, method.__name__)(*args, **named)
+
+
+class _Later:
+    """An answer that is computed on demand."""
+
+    def __init__(self, answer: Callable[[], Any]) -> None:
+        self._answer = answer
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> Any:
+        return self._answer()
+
+
+class LocalFeed(HubFeed):
+    """A feed that reads blocks of :class:`Nodes`."""
+
+    def __init__(self, hub: HubClient, direct: DirectBlocks) -> None:
+        super().__init__(hub, direct)
+        self._nodes: Nodes = hub.actor.nodes
+
+    def take(
+        self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, arrived: int = 0, wait: bool = True
+    ) -> tuple[list[Slice], bool]:
+        if not wait:  # answers here are never under way
+            return self._hub.take(key, rank, want, reach, arrived, timeout_s=0.0).result()
+        return super().take(key, rank, want, reach, arrived=arrived)
+
+    def fetch(self, piece: Slice) -> Callable[[], Columns]:
+        def columns() -> Columns:
+            rows = self._nodes.fetch(piece.ref).slice(piece.start, piece.stop - piece.start)
+            return {name: rows[name].to_numpy().astype(np.int64) for name in (SAMPLE_ID, POSITION)}
+
+        return columns
+
+
+# -- ranks -------------------------------------------------------------------------------------------------------------
+
+
+class Ranks:
+    """Collective operations of ranks that are threads. All break once one of them dies."""
+
+    def __init__(self, world_size: int) -> None:
+        self._barrier = threading.Barrier(world_size)
+        self._told: list[Any] = [None] * world_size
+        self.world_size = world_size
+
+    def gather(self, rank: int, mine: Any) -> list[Any]:
+        """Return every rank's object. Raises threading.BrokenBarrierError."""
+        self._told[rank] = mine
+        self._barrier.wait()
+        messages = list(self._told)
+        self._barrier.wait()
+        return messages
+
+    def abort(self) -> None:
+        """Break all operations: a rank has died."""
+        self._barrier.abort()
+
+
+class Peer:
+    """One rank's end of the operations: :class:`offload.train.worker.batches.Peers` and :class:`offload.train.worker.peers.Talk`."""
+
+    def __init__(self, ranks: Ranks, rank: int) -> None:
+        self._ranks, self.rank, self.world_size = ranks, rank, ranks.world_size
+
+    def gather(self, mine: Sequence[int]) -> list[list[int]]:
+        return [list(objects) for objects in self._ranks.gather(self.rank, list(mine))]
+
+    def gather_objects(self, mine: Any, what: str = INTERNAL) -> list[Any]:
+        check_agreed(self._ranks.gather(self.rank, what))
+        return self._ranks.gather(self.rank, mine)
+
+    def broadcast(self, value: Any, source: int) -> Any:
+        return self.gather_objects(value)[source]
+
+    def sum(self, values: Sequence[float], what: str) -> list[float]:
+        return [float(sum(of_ranks)) for of_ranks in zip(*self.gather_objects(list(values), what), strict=True)]
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+
+
+class Folder:
+    """A checkpoint in a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> tuple[dict[str, Any], checkpoints.Training]:
+        return checkpoints.load(self._path)
+
+
+class Shelf:
+    """A run's checkpoints, oldest first. They outlive all its processes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._numbers = path, itertools.count()
+        self.folders: list[Folder] = []
+
+    def put(self, content: Content) -> None:
+        """Store one."""
+        path = Path(tempfile.mkdtemp(prefix=f"{next(self._numbers)}-", dir=self._path))
+        checkpoints.save(path, *content)
+        self.folders.append(Folder(path))
+
+
+class LocalCheckpointer:
+    """One rank's end of a shelf. As with Ray Train, training goes on once all ranks have reported."""
+
+    storing = False
+
+    def __init__(self, shelf: Shelf, ranks: Ranks, rank: int) -> None:
+        self._shelf, self._ranks, self._rank = shelf, ranks, rank
+
+    def newest(self) -> Folder | None:
+        return self._shelf.folders[-1] if self._shelf.folders else None
+
+    def before(self, newest: Folder) -> list[Folder]:
+        return [folder for folder in reversed(self._shelf.folders) if folder is not newest]
+
+    def keep(self, metrics: Mapping[str, Any], content: Content | None, *, wait: bool) -> None:
+        self._ranks.gather(self._rank, None)
+        if content is not None:
+            self._shelf.put(content)
+        self._ranks.gather(self._rank, None)
+
+
+# -- learned samples ---------------------------------------------------------------------------------------------------
+
+
+class Book:
+    """The samples from which the optimizers of all ranks have learned: (pass, sample id), once for each step on it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.learned: list[tuple[int, int]] = []
+
+    def add(self, more: Sequence[tuple[int, int]]) -> None:
+        """Add samples of a step."""
+        with self._lock:
+            self.learned += more
+
+
+class Bookkeeper(torch.optim.SGD):
+    """An optimizer that records the samples of each step. Its state holds the records of all ranks, so that a checkpoint restores
+    them along with the model. ``pending``: the samples since the last step."""
+
+    def __init__(self, parameters: Any, book: Book) -> None:
+        super().__init__(parameters, lr=0.0)
+        self._book = book
+        self.pending: list[tuple[int, int]] = []
+
+    def step(self, closure: Any = None) -> Any:
+        self._book.add(self.pending)
+        self.pending = []
+        return super().step(closure)
+
+    def state_dict(self) -> dict[str, Any]:
+        learned = torch.tensor(self._book.learned, dtype=torch.int64).reshape(-1, 2)
+        return {**super().state_dict(), "learned": learned}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        learned = state_dict.pop("learned")
+        super().load_state_dict(state_dict)
+        self._book.learned = [(int(epoch), int(sample)) for epoch, sample in learned.tolist()]
+
+
+class Unjoined:
+    """The :class:`offload.train.worker.joining.Join` of ranks whose models stay alone."""
+
+    def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
+        return model
+
+    def average(self, gradients: Sequence[torch.Tensor]) -> None: ...

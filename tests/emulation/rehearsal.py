@@ -1,0 +1,332 @@
+"""A rehearsal of a run in threads, with nodes and workers that die, leave and join as a seeded random generator decides.
+
+Everything that decides and counts is real: the driver's state machine and its conductor, the hub's board and feed, the workers' loop
+with its stepper, agreement, state and checkpoint files. Only processes, Ray and its transport are stand-ins
+(:mod:`tests.emulation.in_threads`), so that a schedule takes about a second and tests can try many. Tests on a real cluster cover the
+effects of real processes.
+
+The optimizer records the samples of its steps, and checkpoints keep the records. The last checkpoint holds the history to judge.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import random
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import ray
+import torch
+
+from offload.model.batch_split import BatchSplit
+from offload.model.placement import Bundle, NodeResources, WorkerResources
+from offload.pipeline.feed.datasets import Cores, FeedDataset
+from offload.pipeline.sources.from_torch import list_torch_dataset
+from offload.train.config import Adaptation, BatchSize, Checkpoints
+from offload.train.driver.conductor import Conductor
+from offload.train.driver.fleet.machine import step
+from offload.train.driver.fleet.messages import ClusterSeen, Learned, ResizeDecided, SplitDecided, StopAsked
+from offload.train.driver.fleet.room import Terms
+from offload.train.driver.fleet.state import Fleet, Starting
+from offload.train.messages import TRAIN
+from offload.train.worker.batches import NoPeers
+from offload.train.worker.context import Context
+from offload.train.worker.loop import Place, StopRun, TrainingLoop
+from offload.train.worker.setup import WorkerSetup
+from tests.emulation.in_threads import (
+    Book,
+    Bookkeeper,
+    Died,
+    LocalCheckpointer,
+    LocalClient,
+    LocalFeed,
+    LocalHub,
+    Peer,
+    Ranks,
+    Shelf,
+    Unjoined,
+)
+
+DEADLINE_S = 60.0  # deadline of one job: after it, something hangs
+STORE_BYTES = 1e6
+LOOK_S = 0.01
+MOST_WORKERS = 4
+WORKER = WorkerResources(cpus=1)
+NODES = ("node 0", "node 1", "node 2")
+CPU = torch.device("cpu")
+End = Literal["finished", "stopped", "killed", "hung"]
+
+
+@dataclass
+class Outcome:
+    """The outcome of a schedule. ``passes``: by pass, how often the last checkpoint's state learned from each id; ``happened`` counts
+    the disturbances meanwhile."""
+
+    samples: int
+    passes: dict[int, Counter[int]]
+    happened: Counter[str]
+    hung: bool = False
+
+    @property
+    def lost(self) -> int:
+        """The number of samples that a pass lacks."""
+        return sum(self.samples - len(seen) for seen in self.passes.values())
+
+    @property
+    def repeated(self) -> int:
+        """The number of samples that came again within a pass."""
+        return sum(sum(seen.values()) - len(seen) for seen in self.passes.values())
+
+
+class Rehearsal:
+    """One seeded schedule, which ``go()`` plays to its end."""
+
+    def __init__(self, seed: int, *, samples: int = 240, passes: int = 3, disturbances: int = 6) -> None:
+        self.random = random.Random(seed)
+        self.seed, self.samples, self.passes = seed, samples, passes
+        self.sizes = BatchSize(initial=16, local=(2, 16))
+        self.happened: Counter[str] = Counter()
+        self._left = disturbances
+        self._lock = threading.Lock()
+
+    def go(self) -> Outcome:
+        """Play the schedule. At its end every pass is complete, or the run is broken."""
+        with tempfile.TemporaryDirectory(prefix="offload-rehearsal-") as folder:
+            shelf = Shelf(Path(folder))
+            end: End = "killed"
+            while end in ("stopped", "killed"):  # the same command resumes
+                end = _Job(self, shelf).run()
+                self.happened[end] += 1
+            passes: dict[int, Counter[int]] = {}
+            if shelf.folders:
+                _, training = shelf.folders[-1].read()
+                for epoch, sample in training.optimizers[0]["learned"].tolist():
+                    passes.setdefault(epoch, Counter())[sample] += 1
+        return Outcome(self.samples, passes, self.happened, end == "hung")
+
+    def befalls(self) -> str | None:
+        """The disturbance before a step, if any."""
+        with self._lock:
+            if self._left <= 0 or self.random.random() > 0.06:
+                return None
+            self._left -= 1
+            what = self.random.choice(("kill", "resize", "rebatch", "node", "drain", "job", "stop"))
+            self.happened[what] += 1
+            return what
+
+
+class _NoRequests:
+    """A cluster that does not grow by itself."""
+
+    def ask(self, missing: Mapping[Bundle, int], *, hold: bool = False) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _Job:
+    """One start of the command, until it finishes or its driver ends."""
+
+    def __init__(self, rehearsal: Rehearsal, shelf: Shelf) -> None:
+        self.rehearsal, self.shelf = rehearsal, shelf
+        self.lives = dict.fromkeys(NODES, 0)  # the number of starts of each node
+        self.leaving: set[str] = set()
+        self.ended: End | None = None
+        self.lock = threading.RLock()
+        rows = list_torch_dataset(range(rehearsal.samples)).rows
+        recipe: Any = None
+        stream = FeedDataset(recipe=recipe, rows=rows, shuffle=True, seed=rehearsal.seed)
+        first = rehearsal.random.randint(1, MOST_WORKERS)
+        terms = Terms(worker=WORKER, bounds=(1, MOST_WORKERS), first=(1, first), chosen=rehearsal.random.random() < 0.5)
+        fleet, actions = step(Starting(terms=terms), ClusterSeen(now_s=time.monotonic(), nodes=self.nodes()))
+        assert isinstance(fleet, Fleet)
+        stores = fleet.room.stores()
+        cores = Cores(nodes=tuple(fleet.used.elements()), task_cpus=fleet.core_cpus, stores=stores)
+        self.hub = LocalHub({TRAIN: stream}, cores)
+        self.client = LocalClient(self.hub, lambda: self.ended is not None)
+        self.conductor = Conductor(
+            fleet, actions, hub=self.client, requests=_NoRequests(), tell=lambda kind, **values: None, free=dict
+        )
+        self.setup = WorkerSetup(
+            hub=self.client,
+            split=rehearsal.sizes.split(fleet.placement.workers),
+            batch_size=rehearsal.sizes,
+            adaptation=Adaptation(),
+            on_device={TRAIN: ()},
+            collate_fn={},
+            sized={TRAIN: rehearsal.samples},
+            classes={},
+            resumable={TRAIN: True},
+            ordered={TRAIN: False},
+            checkpoints=Checkpoints(every_s=0.03),
+            precision="fp32",
+            seed=rehearsal.seed,
+            hang_s=DEADLINE_S,
+            deterministic=False,
+            config={},
+        )
+
+    def nodes(self) -> tuple[NodeResources, ...]:
+        """The nodes that are alive."""
+        return tuple(
+            NodeResources(name=name, node_id=f"{name}.{life}", cpus=3, store_bytes=STORE_BYTES / len(NODES))
+            for name, life in self.lives.items()
+        )
+
+    def run(self) -> End:
+        """Act as the driver and Ray Train's controller until the job ends."""
+        driver = threading.Thread(target=self._drive, daemon=True)
+        driver.start()
+        group: _Group | None = None
+        until = time.monotonic() + DEADLINE_S
+        while self.ended is None:
+            if time.monotonic() > until:
+                self.ended = "hung"
+            elif group is None:
+                wanted = self.hub.workers_to_start(0.05)
+                group = _Group(self, wanted) if wanted else None
+            elif group.done:
+                if group.end is not None:
+                    self.ended = group.end
+                elif not self.hub.worker_failed("died", group.dead):
+                    self.ended = "hung"
+                group = None
+            elif replacement := self.hub.workers_to_replace_with(0.01):
+                group.kill()
+                self.rehearsal.happened["replaced"] += 1
+                group = _Group(self, replacement)
+            else:
+                time.sleep(LOOK_S)
+        driver.join()
+        if group is not None:
+            group.kill()
+        self.hub.nodes.close()
+        return self.ended
+
+    def _drive(self) -> None:
+        with contextlib.suppress(ray.exceptions.RayError):  # the job was killed meanwhile
+            while self.ended is None:
+                with self.lock:
+                    nodes, leaving = self.nodes(), set(self.leaving)
+                self.conductor.look(self.hub.read(0), nodes, leaving)
+                time.sleep(LOOK_S)
+
+    def disturb(self, what: str, group: _Group, rank: int) -> None:
+        """Disturb the run while this rank is between two steps. Raises Died if that kills the rank."""
+        name = self.rehearsal.random.choice(NODES)
+        if what in ("kill", "job"):
+            group.dead.append(rank)
+            self.ended = "killed" if what == "job" else self.ended
+            group.kill()  # at once: a killed process closes nothing in order
+            raise Died
+        if what == "stop":
+            self.conductor.handle(StopAsked())
+        elif what == "resize":
+            self.conductor.handle(ResizeDecided(split=self.rehearsal.sizes.split(self._some_workers())))
+        elif what == "rebatch":
+            local, accum = self.rehearsal.random.randint(2, 16), self.rehearsal.random.randint(0, 2)
+            split = BatchSplit(workers=group.workers, local_batch_size=local, accum_steps=accum)
+            self.conductor.handle(SplitDecided(split=split), Learned(state={"delivered": 0.5, "steps": []}))
+        elif what == "drain":
+            with self.lock:
+                self.leaving.add(f"{name}.{self.lives[name]}")
+        else:
+            self._lose(name)
+
+    def _some_workers(self) -> int:
+        return self.rehearsal.random.randint(1, MOST_WORKERS)
+
+    def _lose(self, name: str) -> None:
+        """Kill a node with everything that it holds; it comes back as another node."""
+        with self.lock:
+            node_id = f"{name}.{self.lives[name]}"
+            self.lives[name] += 1
+        self.hub.nodes.kill(node_id)
+
+
+class _Group:
+    """One worker group: a thread for each rank."""
+
+    def __init__(self, job: _Job, workers: int) -> None:
+        self.job, self.workers = job, workers
+        self.end: End | None = None
+        self.dead: list[int] = []
+        self._killed = False
+        nodes = job.conductor.fleet.next_nodes()
+        self._nodes = [nodes[rank % len(nodes)] for rank in range(workers)]
+        self._book = Book()
+        self._ranks = [
+            Ranks(workers) for _ in range(3)
+        ]  # ranks of training threads, of batch-cutting threads, of checkpoints
+        self._threads = [threading.Thread(target=self._work, args=(rank,), daemon=True) for rank in range(workers)]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether all ranks have ended. Threads of killed ranks may linger, without effect on others."""
+        return self._killed or not any(thread.is_alive() for thread in self._threads)
+
+    def kill(self) -> None:
+        """End all ranks wherever they are."""
+        self._killed = True
+        for ranks in self._ranks:
+            ranks.abort()
+
+    def _work(self, rank: int) -> None:
+        client = LocalClient(self.job.hub, lambda: self._killed or self.job.ended is not None)
+        try:
+            self._train(rank, client)
+        except Exception:  # killed, or another rank was
+            self.kill()
+
+    def _train(self, rank: int, client: LocalClient) -> None:
+        job, (talk, batches, reports) = self.job, self._ranks
+        several = self.workers > 1
+        place = Place(
+            rank=rank,
+            world_size=self.workers,
+            device=CPU,
+            node=self._nodes[rank],
+            talk=Peer(talk, rank) if several else None,
+            peers={TRAIN: Peer(batches, rank) if several else NoPeers()},
+            checkpoints=LocalCheckpointer(job.shelf, reports, rank),
+            join=Unjoined(),
+            share=lambda tensors: None,
+            feed=LocalFeed,
+            sleep=self._sleep,
+            report_every_s=0.02,
+        )
+        loop = TrainingLoop(dataclasses.replace(job.setup, hub=client), place)
+        try:
+            self._user_function(Context(loop), rank)
+            loop.commit_rest()
+            end: End = "finished"
+        except StopRun:
+            end = "stopped"
+        loop.finish()
+        self.end = end
+
+    def _user_function(self, ctx: Context, rank: int) -> None:
+        """The training function, as a user writes it."""
+        model = torch.nn.Linear(1, 1)
+        model, optimizer = ctx.prepare(model, Bookkeeper(model.parameters(), self._book))
+        for epoch in ctx.epochs(self.job.rehearsal.passes):
+            for batch in ctx.batches(TRAIN):
+                if what := self.job.rehearsal.befalls():
+                    self.job.disturb(what, self, rank)
+                ids = batch["sample_id"]
+                optimizer.pending += [(epoch, int(sample)) for sample in ids[: ctx.rows]]
+                ctx.backward(model(torch.ones(len(ids), 1)).mean())
+                ctx.step()
+
+    def _sleep(self, seconds: float) -> None:
+        if self._killed or self.job.ended is not None:
+            raise Died
+        time.sleep(min(seconds, 0.01))
