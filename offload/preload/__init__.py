@@ -1,7 +1,7 @@
 """Start processes with their imports done: new workers and preprocessing processes are forked, not started.
 
 ``import torch, torchvision`` takes 5 to 10 s on a host's cores. Every resize of the worker group and every new preprocessing process
-would wait for it. With :mod:`offload.preload.launch` as the ``py_executable`` of the runtime environment, a process on each node
+would wait for it. With :mod:`offload.preload.python` as the ``py_executable`` of the runtime environment, a process on each node
 imports everything once and forks the others. They also share the memory of the imported modules.
 """
 
@@ -45,7 +45,7 @@ def runtime_env(job: Mapping[str, Any], *, also: Sequence[str] = ()) -> dict[str
     """
     if os.environ.get(SWITCH) == "0" or any(job.get(name) for name in OTHER_PYTHON):
         return {}
-    launcher = Path(__file__).with_name("launch.py")
+    launcher = Path(__file__).with_name("python.py")
     # A server that was started ahead may have begun before the driver imported the rest.
     also = [*_used(), *also]
     key = ahead.key() or _key()

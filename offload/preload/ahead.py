@@ -1,6 +1,6 @@
 """The server of a Ray that this process is about to start: it imports while the driver still lists its data and starts Ray.
 
-Without it, the first process of a run would start the server (:mod:`offload.preload.launch`), seconds after ``fit()`` was called. This
+Without it, the first process of a run would start the server (:mod:`offload.preload.python`), seconds after ``fit()`` was called. This
 server belongs to the driver: it ends when the driver says so, or has ended. It serves the processes of one Ray.
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from offload.preload.launch import driver_path
+from offload.preload.python import driver_path
 from offload.process import forks
 
 STDIN = "-"  # an owner for :mod:`offload.preload.server`, which imports Ray: this module must not

@@ -6,7 +6,7 @@ import contextlib
 import time
 from pathlib import Path
 
-from offload.preload.launch import socket_folder
+from offload.preload.python import socket_folder
 
 ENDED = "*.ended"
 RECENT_S = 120.0  # older records may belong to another process: the kernel reuses process ids

@@ -1,4 +1,4 @@
-"""The server that imports modules once, and forks itself for every process that :mod:`offload.preload.launch` hands over.
+"""The server that imports modules once, and forks itself for every process that :mod:`offload.preload.python` hands over.
 
     python server.py SOCKET MODULE[,MODULE…] OWNER LOCK [THEN [LISTENER]]
 

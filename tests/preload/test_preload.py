@@ -21,10 +21,11 @@ import psutil
 import pytest
 
 from offload import preload
-from offload.preload import ahead, ended, launch, setup_worker
+from offload.preload import ahead, ended, setup_worker
+from offload.preload import python
 from tests.helpers import eventually
 
-LAUNCHER = Path(preload.__file__).with_name("launch.py")
+LAUNCHER = Path(preload.__file__).with_name("python.py")
 SCRIPT = """
 import json, os, sys
 print(json.dumps({
@@ -142,11 +143,11 @@ def test_who_gave_up_while_the_server_imports_is_not_started(tmp_path: Path, fol
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / name)!r} + '.started', 'w')")
     with server_of_a_raylet(tmp_path, folder, "waits") as (_, _, path), connected(path) as other:
         with connected(path) as connection, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(launch, "WAIT_S", 0.1)
+            patch.setattr(python, "WAIT_S", 0.1)
             with pytest.raises(TimeoutError):
-                launch._ask(connection, [str(tmp_path / "given_up.py")])
+                python._ask(connection, [str(tmp_path / "given_up.py")])
         (tmp_path / "go").touch()
-        assert launch._ask(other, [str(tmp_path / "waits_for_it.py")])
+        assert python._ask(other, [str(tmp_path / "waits_for_it.py")])
         eventually((tmp_path / "waits_for_it.started").exists)
     assert not (tmp_path / "given_up.started").exists()
 
@@ -245,7 +246,7 @@ def server_of_a_raylet(
 def connected(path: Path) -> socket.socket:
     """To a server, as soon as it listens."""
     until = time.monotonic() + 300
-    while (connection := launch._connect(str(path))) is None:
+    while (connection := python._connect(str(path))) is None:
         assert time.monotonic() < until
         time.sleep(0.02)
     return connection
@@ -276,7 +277,7 @@ def test_processes_that_outlive_their_raylet_are_ended(tmp_path: Path, folder: P
     script.write_text(f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)")
     with server_of_a_raylet(tmp_path, folder) as (raylet, server, path):
         with connected(path) as connection:
-            assert launch._ask(connection, [str(script)])
+            assert python._ask(connection, [str(script)])
         eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
         raylet.kill()
         raylet.wait()
@@ -297,7 +298,7 @@ def servers_ahead(folder: Path, monkeypatch: pytest.MonkeyPatch, *modules: str) 
 def test_an_empty_variable_for_temporary_files_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """As :mod:`tempfile` takes it. The folder would lie in the working directory, a different one for each process."""
     monkeypatch.setenv("TMPDIR", "")
-    assert launch.socket_folder() == f"/tmp/offload-{os.getuid()}"
+    assert python.socket_folder() == f"/tmp/offload-{os.getuid()}"
 
 
 def test_a_driver_s_server_forks_once_it_knows_the_raylet(
@@ -404,9 +405,9 @@ def test_raylets_of_one_number_in_two_namespaces_have_servers_of_their_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    here = launch.socket_path("key", 7)
+    here = python.socket_path("key", 7)
     monkeypatch.setattr(os, "readlink", lambda path: "pid:[1]")
-    assert launch.socket_path("key", 7) != here
+    assert python.socket_path("key", 7) != here
 
 
 @pytest.mark.parametrize("job", [{"pip": ["x"]}, {"conda": "e"}, {"py_executable": "uv run"}, {"image_uri": "i"}])

@@ -16,7 +16,7 @@ from typing import IO
 import ray
 
 from offload.loader.job.ranks import Ranks
-from offload.preload.launch import own_folder
+from offload.preload.python import own_folder
 from offload.process import forks
 from offload.train.cluster.connection import Cluster, kept
 from offload.train.cluster.ray_settings import token_in_use

@@ -1,6 +1,6 @@
 """The stand-in for ``python`` when Ray starts a process: fork it from a process that has already imported its modules.
 
-    python -S launch.py KEY MODULE[,MODULE…] ALSO [-S] [-s] SCRIPT [ARGUMENT…]
+    python -S python.py KEY MODULE[,MODULE…] ALSO [-S] [-s] SCRIPT [ARGUMENT…]
 
 Ray runs this as the ``py_executable`` of a runtime environment; SCRIPT and its arguments are Ray's. It asks the node's server
 (:mod:`offload.preload.server`) for a fork that takes over this process's arguments, environment, folder and standard files, and ends.
