@@ -16,7 +16,7 @@ import numpy as np
 
 from offload.adapt.decide import Keep, State, decide
 from offload.adapt.noise_average import NoiseAverage
-from offload.adapt.observe import LEAST_STEPS, Interval, Seen
+from offload.adapt.observe import LEAST_STEPS, Seen, StepInterval
 from offload.adapt.situation import Option, Rules, Situation
 from offload.model.batch_split import BatchSplit
 from offload.model.goodput import JointGoodput
@@ -68,7 +68,7 @@ class World:
         """Useful samples/s of a batch."""
         return float(self.joint(progress).goodput(1, WORKERS, batch.local_batch_size, batch.accum_steps))
 
-    def interval(self, batch: BatchSplit, rng: np.random.Generator) -> Interval:
+    def interval(self, batch: BatchSplit, rng: np.random.Generator) -> StepInterval:
         """What an interval with this batch shows."""
         at = (1, WORKERS, batch.local_batch_size)
         compute_s = float(self.step.compute_time_s(batch.local_batch_size)) * (batch.accum_steps + 1)
@@ -76,7 +76,7 @@ class World:
         wait_s = max(float(self.joint(0).step_time_s(*at, batch.accum_steps)) - step_s, 0.0)
         steps = max(round(INTERVAL_S / (step_s + wait_s)), LEAST_STEPS) * WORKERS
         slower = math.exp(self.variation * rng.normal())
-        return Interval(
+        return StepInterval(
             nodes=1,
             split=batch,
             steps=steps,

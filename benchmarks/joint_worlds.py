@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.decision_worlds import CORE_USD, GPU_USD, JOINS, LEAVES, Cores
 from offload.adapt.cores import CorePrice, CoresLearned, InputSeen, count_cores
 from offload.adapt.decide import Keep, State, cores_meanwhile, decide
-from offload.adapt.observe import INPUT_BOUND, LEAST_STEPS, Interval, Seen
+from offload.adapt.observe import INPUT_BOUND, LEAST_STEPS, Seen, StepInterval
 from offload.adapt.situation import Objective, Option, Rules, Situation
 from offload.model.batch_split import BatchSplit
 from offload.model.goodput import JointGoodput
@@ -237,7 +237,7 @@ def run(each: World, rule: Rule, objective: Objective, seed: int) -> tuple[float
     return (usd if objective == "cost" else spent) / oracles, resizes, batches, counts
 
 
-def _taught(seen: Seen, shown: Interval, split: BatchSplit, taught: Counter[BatchSplit], cores: Cores) -> Seen:
+def _taught(seen: Seen, shown: StepInterval, split: BatchSplit, taught: Counter[BatchSplit], cores: Cores) -> Seen:
     """What a run knows after an interval. The first ones teach the step time of a size, since a fit takes long; all teach the input."""
     known = replace(shown, busy_ceiling_samples_per_s=None) if cores.joining else shown
     taught[split] += 1
@@ -251,7 +251,7 @@ def _taught(seen: Seen, shown: Interval, split: BatchSplit, taught: Counter[Batc
 
 def _interval(
     each: World, split: BatchSplit, cores: int, progress: float, rng: random.Random
-) -> tuple[Interval, float]:
+) -> tuple[StepInterval, float]:
     """What an interval shows, and its goodput."""
     at = split.workers, split.workers, split.local_batch_size
     slower, faster = (math.exp(each.variation * rng.gauss(0, 1)) for _ in range(2))
@@ -260,7 +260,7 @@ def _interval(
     made = min(cores * each.rate_of_core(progress), each.cap) * faster
     took_s = max(step_s, split.global_batch_size / made)
     steps = max(round(INTERVAL_S / took_s), LEAST_STEPS) * split.workers
-    shown = Interval(
+    shown = StepInterval(
         nodes=split.workers, split=split, steps=steps,
         samples=steps * split.local_batch_size * (split.accum_steps + 1),
         step_time_s=steps * took_s, data_wait_s=steps * (took_s - step_s), compute_s=steps * compute_s,

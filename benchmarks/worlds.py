@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offload.measure.findings import Findings, profile_document
-from offload.measure.sizes import Measured
+from offload.measure.sizes import MeasuredStep
 from offload.model import Catalog, NodeType, Profile, StepTime, plan
 from offload.model.planning.plans import Candidate
 
@@ -160,7 +160,7 @@ def _probed(
             sync = float(truth.sync_time_s(1, scenario.probed_workers))
             together = float(np.median((slow**truth.gamma + sync**truth.gamma) ** (1 / truth.gamma)))
         varies = float(np.std(alone, ddof=1) / np.mean(alone))
-        steps.append(Measured(size=size, step_s=float(np.median(alone)), synced_s=together, variation=varies))
+        steps.append(MeasuredStep(size=size, step_s=float(np.median(alone)), synced_s=together, variation=varies))
     tasks = core_seconds * _noisy(scenario.sample_noise, (TASKS, TASK_SAMPLES), rng).mean(axis=1)
     return Findings(
         workload="",

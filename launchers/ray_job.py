@@ -18,7 +18,7 @@ from offload.errors import OffloadError
 from offload.launch.arguments import check_script
 from offload.launch.launcher import launch
 from offload.launch.ray.bundle import pack
-from offload.launch.ray.client import Cluster
+from offload.launch.ray.client import JobApi
 from offload.launch.ray.job import RayJob, run_name
 from offload.launch.ray.launcher import RayLauncher, RaySubmission
 
@@ -39,7 +39,7 @@ def main() -> None:
     if options.dry_run:
         print(json.dumps(ready.render(), indent=2))
         return
-    launcher = RayLauncher(Cluster(options.address))
+    launcher = RayLauncher(JobApi(options.address))
     state = launch(launcher, [ready], wait=True, show=lambda text: print(text, end=""), say=print)
     print(json.dumps(state, indent=2))
     sys.exit(launcher.exit_code(state))

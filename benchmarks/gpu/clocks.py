@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.place import Found, Place, expect
-from offload.measure.steps import Clock, CudaClock, StepMeter
+from offload.measure.steps import CudaClock, StepClock, StepMeter
 
 MOST_DIFFERENCE = 0.05
 WORK_S = 1.0  # long, compared with the launch of a kernel
@@ -16,7 +16,7 @@ def clocks(place: Place) -> Found:
     """CUDA events, and the step meter on top of them, measure the same seconds as the wall clock. Marks of work that still runs are
     unknown: nothing waits for them."""
     on_gpu = place.device == "cuda"
-    clock = CudaClock(torch) if on_gpu else Clock()
+    clock = CudaClock(torch) if on_gpu else StepClock()
     size = place.pick(4096, 128)
     factors = torch.randn(2, size, size, device=place.device)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from offload.adapt.situation import Option, Rules, Situation
-from offload.adapt.worth import EXPLORED, Choice, Model
+from offload.adapt.worth import EXPLORED, Choice, WorthModel
 from offload.model.batch_split import BatchSplit
 from offload.model.checks import rate_shown
 
@@ -98,7 +98,7 @@ def decide(state: State, situation: Situation, rules: Rules) -> tuple[State, Dec
         return state, replace(decision, reason=reason)
     if situation.seen.fit is None:
         return state.at_rest(), Keep(reason="no step was measured yet")
-    model = Model(situation, rules)
+    model = WorthModel(situation, rules)
     here = next((o for o in situation.options if o.workers == situation.split.workers), None)
     if here is None:
         return state.at_rest(), _forced(situation, rules, model)
@@ -151,10 +151,10 @@ def _at_home(here: Option, now: Choice, situation: Situation, rules: Rules) -> C
     sizes = {local for _, _, local in situation.seen.steps}
     micro_batches = 2 if here.workers == 1 else 1  # one worker accumulates to grow its batch
     within = EXPLORED * max(situation.split.global_batch_size, micro_batches * here.workers * max(sizes))
-    return next(iter(Model(situation, rules, hopeful=len(sizes) == 1).best([here], within)), now)
+    return next(iter(WorthModel(situation, rules, hopeful=len(sizes) == 1).best([here], within)), now)
 
 
-def _forced(situation: Situation, rules: Rules, model: Model) -> Decision:
+def _forced(situation: Situation, rules: Rules, model: WorthModel) -> Decision:
     """The best possible option, where the present worker count no longer fits."""
     best = _pick(model.best(situation.options), rules)
     if best is None:
@@ -220,7 +220,7 @@ def _restarts_to(best: Choice, situation: Situation, rules: Rules) -> int:
     Fewer workers need larger local batches. The run learns their time only there, and may then release more: at worst it halves the
     count, restart by restart, down to what larger batches at no more time would allow.
     """
-    last = _pick(Model(situation, rules, hopeful=True).best(situation.options), rules)
+    last = _pick(WorthModel(situation, rules, hopeful=True).best(situation.options), rules)
     fewest = best.option.workers if last is None else min(last.option.workers, best.option.workers)
     return 1 + math.ceil(math.log2(best.option.workers / fewest))
 

@@ -25,7 +25,7 @@ INPUT_BOUND = 0.05  # stall above which the delivered rate is the input's rate
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interval:
+class StepInterval:
     """One interval of training at one size; times are sums over the steps of all ranks, in seconds.
 
     Args:
@@ -141,7 +141,7 @@ class Seen:
     cores: float = 0.0
     recent: Recent | None = None
 
-    def with_interval(self, interval: Interval, cores: float) -> Seen:
+    def with_interval(self, interval: StepInterval, cores: float) -> Seen:
         """The knowledge after one more interval, in which ``cores`` preprocessed."""
         if interval.steps < LEAST_STEPS * interval.split.workers or interval.samples <= 0:
             return self
@@ -171,7 +171,7 @@ class Seen:
         # addition would double a small share, that of an input waiting mostly for storage, within seconds.
         return math.pow(self.delivered, math.exp(-newest.duration_s / FORGOTTEN_S))
 
-    def _steps_with(self, interval: Interval) -> dict[tuple[int, int, int], StepSeen]:
+    def _steps_with(self, interval: StepInterval) -> dict[tuple[int, int, int], StepSeen]:
         if interval.compute_s <= 0:  # too short for the device's clock: no step takes no time
             return dict(self.steps)
         split = interval.split

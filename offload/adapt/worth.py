@@ -36,7 +36,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Model:
+class WorthModel:
     """The joint model of each option. ``hopeful``: assume that larger local batches take no more time than those seen, so that
     the run tries them and learns their time."""
 

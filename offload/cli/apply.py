@@ -21,7 +21,7 @@ from offload.measure.replacement import Replacement, document, sentences
 
 if TYPE_CHECKING:
     from offload.measure.equivalents import DropIn
-    from offload.probe.work import Work
+    from offload.probe.work import SampleWork
 
 SECONDS = 8.0
 NOTHING = "--apply found nothing to replace: the data set uses no transform of which offload has a faster equivalent."
@@ -31,7 +31,7 @@ BOM = "\ufeff"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class FileChange:
     """The change of one file. ``before``: its bytes when it was read."""
 
     path: Path
@@ -59,11 +59,11 @@ class Applying:
         if yes and there and not _writable(script):
             raise ConfigError(f"{script} cannot be written: it is read-only. Make it writable, or leave out --yes.")
         self._first = {script.resolve(): script.read_bytes()} if there and os.access(script, os.R_OK) else {}
-        self._work: Work | None = None
-        self._changes: list[Change] = []
+        self._work: SampleWork | None = None
+        self._changes: list[FileChange] = []
         self._written = False
 
-    def keep(self, work: Work | None) -> None:
+    def keep(self, work: SampleWork | None) -> None:
         """Take the work of some samples from the probe."""
         self._work = work
 
@@ -132,7 +132,7 @@ class Applying:
         ]
         return said
 
-    def _edited(self, path: Path, drop_ins: list[DropIn]) -> tuple[Change | None, list[str], set[str]]:
+    def _edited(self, path: Path, drop_ins: list[DropIn]) -> tuple[FileChange | None, list[str], set[str]]:
         from offload.probe.edits import edit, unified_diff
 
         content = self._first.get(path) or path.read_bytes()
@@ -155,7 +155,7 @@ class Applying:
         after = mark + edited.text
         diff = unified_diff(text, after, _shown(path))
         written = {key for key in name if f"transforms.{key}" in diff}
-        return Change(path=path, before=content, text=after, diff=diff), said, written
+        return FileChange(path=path, before=content, text=after, diff=diff), said, written
 
     def _write(self) -> None:
         for change in self._changes:

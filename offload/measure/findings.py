@@ -14,7 +14,7 @@ import scipy.special
 
 from offload.errors import ConfigError, RunError
 from offload.measure.equivalents import Constant, advice, faster_equivalent
-from offload.measure.sizes import FEW_STEPS, STEPS, Measured, at_whole_depth, largest_that_fits
+from offload.measure.sizes import FEW_STEPS, STEPS, MeasuredStep, at_whole_depth, largest_that_fits
 from offload.model.checks import rate_shown
 from offload.model.fit import StepTimeFit, fit_step_time
 from offload.model.goodput import JointGoodput
@@ -74,7 +74,7 @@ class Findings:
     stages: Sequence[tuple[str, float, float | None]]
     exact_over_auto: float | None
     constant: Constant | None
-    steps: Sequence[Measured]
+    steps: Sequence[MeasuredStep]
     blocks: int
     gradient_bytes: float | None
     nodes: int
@@ -350,7 +350,7 @@ def findings_of(event: Mapping[str, Any], *, reserved_cpus: float, **known: Any)
     if not costs:
         raise ConfigError("no preprocessing task finished in time. Is one sample minutes of work?")
     stages = event["stages"] or {"shares": [], "raw_bytes_per_sample": 0.0, "exact_over_auto": None, "constant": None}
-    steps = [Measured(**step) for step in event["steps"]]
+    steps = [MeasuredStep(**step) for step in event["steps"]]
     usual = min(steps, key=lambda step: abs(step.size - known["local_batch_size"]), default=None)
     queueing = 0.0 if usual is None else min(usual.host_s / usual.step_s, 1.0)
     if event["device"] == "cpu":

@@ -15,7 +15,7 @@ MEMORY_SHARE = 0.9  # usable share of the device's memory
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredStep:
     """The steps of one local batch size: seconds of the typical step, and the device's peak memory (0: unknown). ``depth``: the number
     of the model's repeated blocks (0: all). ``synced_s``: seconds with exchange of gradients between workers (0: unmeasured).
     ``variation``: the coefficient of variation from step to step (0: unmeasured). ``host_s``: CPU seconds of the worker's process in
@@ -31,7 +31,7 @@ class Measured:
 
 
 def next_size(
-    measured: Sequence[Measured],
+    measured: Sequence[MeasuredStep],
     *,
     wanted: int,
     left_s: float,
@@ -61,18 +61,18 @@ def next_size(
     return size if affordable or len(measured) < 2 else None
 
 
-def at_whole_depth(measured: Sequence[Measured], blocks: int) -> list[Measured]:
+def at_whole_depth(measured: Sequence[MeasuredStep], blocks: int) -> list[MeasuredStep]:
     """Step times of the whole model with ``blocks`` blocks, from steps with one block and with two."""
     whole = [step for step in measured if step.depth == 0]
     one, two = ({step.size: step for step in measured if step.depth == depth} for depth in (1, 2))
     for size in sorted(one.keys() & two.keys()):
         block_s = max(two[size].step_s - one[size].step_s, 0.0)
         step_s = one[size].step_s + (blocks - 1) * block_s
-        whole.append(Measured(size=size, step_s=step_s, variation=two[size].variation))
+        whole.append(MeasuredStep(size=size, step_s=step_s, variation=two[size].variation))
     return whole
 
 
-def predicted_peak(measured: Sequence[Measured], size: float) -> float:
+def predicted_peak(measured: Sequence[MeasuredStep], size: float) -> float:
     """The predicted peak memory of a step of ``size``, in bytes: a line through the two largest sizes measured."""
     if len(measured) < 2:
         return measured[-1].peak_bytes * size / measured[-1].size
@@ -81,7 +81,7 @@ def predicted_peak(measured: Sequence[Measured], size: float) -> float:
     return b.peak_bytes + slope * (size - b.size)
 
 
-def largest_that_fits(measured: Sequence[Measured], memory_bytes: float | None) -> int | None:
+def largest_that_fits(measured: Sequence[MeasuredStep], memory_bytes: float | None) -> int | None:
     """The largest local batch whose peak stays within the device's memory; None if unknown."""
     if memory_bytes is None or not measured or not measured[-1].peak_bytes:
         return None

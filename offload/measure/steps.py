@@ -76,7 +76,7 @@ class Totals:
         )
 
 
-class Clock:
+class StepClock:
     """Marks of time from the monotonic clock. ``elapsed`` is None while a mark is still unknown."""
 
     def mark(self) -> Any:
@@ -88,7 +88,7 @@ class Clock:
         return float(end - start)
 
 
-class CudaClock(Clock):
+class CudaClock(StepClock):
     """Marks in the GPU's own order of work: CUDA events on the current stream."""
 
     def __init__(self, torch: Any) -> None:
@@ -125,7 +125,7 @@ class StepMeter:
     several backward passes, and exchange gradients after them: each call of backward_done ends what the last_gradient before it began.
     """
 
-    def __init__(self, clock: Clock, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: StepClock, now: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._now = clock, now
         self._pending: deque[_Open] = deque()
         self._totals = Totals()

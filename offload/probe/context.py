@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from offload.errors import RunError
-from offload.measure.sizes import FEW_STEPS, FEW_WARM_STEPS, STEPS, WARM_STEPS, Measured, next_size
+from offload.measure.sizes import FEW_STEPS, FEW_WARM_STEPS, STEPS, WARM_STEPS, MeasuredStep, next_size
 from offload.model.noise import noise_from_gradients
 from offload.probe.depth import Depth, repeated_blocks
 from offload.probe.kept import Rows
@@ -44,7 +44,7 @@ class ProbeContext(Context):
         self.cached = Rows({}, [])
         self.budget_s = 20.0
         self.on_progress: Callable[[float], None] = lambda share: None
-        self.measured: list[Measured] = []
+        self.measured: list[MeasuredStep] = []
         # For each gradient: its squared norm, and its scalar product with the sum of all before it.
         self.gradients: list[tuple[float, float]] = []
         self.gradients_s = 0.0
@@ -210,7 +210,7 @@ class ProbeContext(Context):
         self._syncing = False
         peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
         self.measured.append(
-            Measured(
+            MeasuredStep(
                 size=size,
                 step_s=seconds[0],
                 peak_bytes=float(peak),

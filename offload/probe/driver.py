@@ -20,8 +20,8 @@ from offload.measure.findings import Findings, findings_of
 from offload.model.placement import NodeResources, WorkerResources
 from offload.pipeline.index.rows import rows_at
 from offload.pipeline.program.pickling import Carried
-from offload.probe.work import RowWork, Work
-from offload.probe.worker import Budget, run_probe
+from offload.probe.work import RowWork, SampleWork
+from offload.probe.worker import ProbeBudget, run_probe
 from offload.report.console import stderr_console
 from offload.report.live import LiveLine
 from offload.report.run_dir import RunDirectory
@@ -52,10 +52,10 @@ def probe(
     quiet: bool,
     known: dict[str, Any],
     seconds: float | None = None,
-    then: Callable[[Work | None], None] | None = None,
+    then: Callable[[SampleWork | None], None] | None = None,
 ) -> Findings | None:
     """Measure a script's trainer; None if the user interrupted it. ``known``: facts to store with the findings. ``seconds``: the time
-    for measuring, besides the start of Ray and of the worker; None: as much as ``Budget`` says. ``then`` gets the work of some samples
+    for measuring, besides the start of Ray and of the worker; None: as much as ``ProbeBudget`` says. ``then`` gets the work of some samples
     of the training data, which this process can repeat; None if only Ray Data can do it.
 
     Raises ConfigError or RunError as ``Trainer.fit`` does.
@@ -115,7 +115,7 @@ class ProbeRun(Run):
         self.log = _NoLog(self.directory, self.live, self.placement, self.split, on_gpus=self.worker.gpus > 0)
         self.found: dict[str, Any] | None = None
         stream = self.listed[TRAIN].stream(self.trainer.seed)
-        self.budget = Budget(
+        self.budget = ProbeBudget(
             recipe=stream.recipe if stream.rows is not None else None,
             rows=None if stream.rows is None else rows_at(stream.rows, stream.order(0)[:STAGE_ROWS]),
         )

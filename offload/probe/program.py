@@ -20,9 +20,9 @@ from offload.loader import probing
 from offload.loader.job.session import end_unused
 from offload.machine import usable_cores
 from offload.measure.findings import Findings
-from offload.measure.sizes import Measured
+from offload.measure.sizes import MeasuredStep
 from offload.probe.driver import bar
-from offload.probe.work import LoaderWork, Work
+from offload.probe.work import LoaderWork, SampleWork
 from offload.process.interrupts import handled
 from offload.train.worker.fetching import PREFETCH_BLOCKS
 
@@ -37,7 +37,7 @@ def probe_program(
     known: dict[str, Any],
     drain_s: float = probing.DRAIN_S,
     replay_s: float = probing.REPLAY_S,
-    then: Callable[[Work | None], None] | None = None,
+    then: Callable[[SampleWork | None], None] | None = None,
 ) -> Findings | None:
     """Measure the loader in the variable ``loader`` of a script; None if the user interrupted it. ``known``: facts to store with the
     findings. ``drain_s``, ``replay_s``: the seconds for the two measurements. ``then`` gets the work of some samples of the loader, which
@@ -78,7 +78,7 @@ def probe_program(
         stages=[],
         exact_over_auto=None,
         constant=None,
-        steps=[Measured(size=probe.samples, step_s=probe.step_s)],
+        steps=[MeasuredStep(size=probe.samples, step_s=probe.step_s)],
         blocks=0,
         gradient_bytes=None,
         nodes=1,

@@ -21,7 +21,7 @@ import torch
 from offload.measure.equivalents import DROP_INS, DropIn
 from offload.measure.replacement import WORTH_TAKING, Distance, Replacement
 from offload.pipeline.work.recipe import hold_to_one_core
-from offload.probe.work import Work
+from offload.probe.work import SampleWork
 
 CHUNK = 4  # samples at a time
 SEEN_CHUNKS = 4  # in which a transform must work at least once: some are applied at random
@@ -43,7 +43,7 @@ def instances() -> dict[DropIn, list[Any]]:
     return by_drop_in
 
 
-def _used(work: Work, by_drop_in: dict[DropIn, list[Any]]) -> dict[DropIn, list[Any]]:
+def _used(work: SampleWork, by_drop_in: dict[DropIn, list[Any]]) -> dict[DropIn, list[Any]]:
     """The transforms that some samples pass through. Others may belong to validation, or be left over."""
     used: set[DropIn] = set()
     before = [(instance, type(instance)) for instance in itertools.chain(*by_drop_in.values())]
@@ -91,7 +91,7 @@ def replaced(by_drop_in: Mapping[DropIn, Sequence[Any]], drop_ins: Sequence[Drop
         _give_back(before)
 
 
-def measure(work: Work, *, seconds: float) -> Replacement | None:
+def measure(work: SampleWork, *, seconds: float) -> Replacement | None:
     """Make samples with and without the equivalents, in turn, for about ``seconds``. None if no transform of the data set has an
     equivalent. Raises what the data set raises."""
     work.make(0, CHUNK)  # constructs what the data set makes at its first sample
@@ -131,7 +131,7 @@ class _Pairs:
 
 
 def _side_by_side(
-    work: Work, instances: Mapping[DropIn, Sequence[Any]], drop_ins: Sequence[DropIn], seconds: float
+    work: SampleWork, instances: Mapping[DropIn, Sequence[Any]], drop_ins: Sequence[DropIn], seconds: float
 ) -> _Pairs:
     ratios: list[float] = []
     times: list[float] = []
@@ -155,7 +155,7 @@ def _side_by_side(
     return _Pairs(seen, float(np.median(times)), float(np.median(ratios)), apart)
 
 
-def _timed(work: Work, start: int, count: int) -> tuple[Any, float]:
+def _timed(work: SampleWork, start: int, count: int) -> tuple[Any, float]:
     began = time.thread_time()
     samples = work.make(start, count)
     return samples, max(time.thread_time() - began, 1e-9)

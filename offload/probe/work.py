@@ -24,7 +24,7 @@ from offload.pipeline.work.watchdog import Nobody, Watch
 SAMPLES = 64
 
 
-class Work(Protocol):
+class SampleWork(Protocol):
     """The preprocessing of ``samples`` samples."""
 
     @property

@@ -43,7 +43,7 @@ LEAST_DRAINED_S = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:
+class ProbeBudget:
     """The seconds for each part, and the recipe to measure step by step (None: a ``ray.data.Dataset``)."""
 
     drain_s: float = 20.0
@@ -54,14 +54,14 @@ class Budget:
     recipe: PackedRecipe | None = None
     rows: pa.Table | None = None
 
-    def within(self, seconds: float) -> Budget:
+    def within(self, seconds: float) -> ProbeBudget:
         """The same parts in ``seconds`` altogether."""
         parts = ("drain_s", "ingest_s", "stages_s", "decoding_s", "replay_s")
         share = seconds / sum(getattr(self, name) for name in parts)
         return dataclasses.replace(self, **{name: share * getattr(self, name) for name in parts})
 
 
-def run_probe(carried: Carried, setup: WorkerSetup, budget: Budget) -> None:
+def run_probe(carried: Carried, setup: WorkerSetup, budget: ProbeBudget) -> None:
     """Measure, and send the findings as an event ``probed``. ``carried``: :class:`UserFunctions`."""
     functions: UserFunctions = carried.opened()
     setup = setup.joined(functions)
@@ -139,7 +139,7 @@ class _Teller:
         self._reporter.flush()
 
 
-def _drain(loop: TrainingLoop, context: ProbeContext, budget: Budget, tell: _Teller) -> dict[str, Any]:
+def _drain(loop: TrainingLoop, context: ProbeContext, budget: ProbeBudget, tell: _Teller) -> dict[str, Any]:
     """Take batches as fast as they come, and keep some."""
     setup = loop.setup
     feed = _Recording(setup.hub, loop.direct)
@@ -215,7 +215,7 @@ def _ingest(context: ProbeContext, setup: WorkerSetup, kept: list[Slice], second
     return rate
 
 
-def _stages(budget: Budget) -> dict[str, Any] | None:
+def _stages(budget: ProbeBudget) -> dict[str, Any] | None:
     if budget.recipe is None or budget.rows is None:
         return None
     threads = torch.get_num_threads()

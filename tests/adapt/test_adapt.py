@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import offload
 from offload.adapt.decide import Keep, Rebatch, Resize, State, decide
-from offload.adapt.observe import Interval, Seen
+from offload.adapt.observe import Seen, StepInterval
 from offload.adapt.rules import RULES, learning_rate_factor
 from offload.adapt.situation import Option, Rules, Situation
 from offload.errors import ConfigError
@@ -36,14 +36,14 @@ def interval(
     input_samples_per_s: float = math.inf,
     ceiling: float | None = None,
     truth: StepTime = TRUTH,
-) -> Interval:
+) -> StepInterval:
     """What the truth shows at one size in ten steps a rank."""
     where = (nodes, size.workers, size.local_batch_size)
     compute = float(truth.compute_time_s(size.local_batch_size)) * (size.accum_steps + 1)
     step = float(truth.predict(*where, size.accum_steps))
     wait = max(size.global_batch_size / input_samples_per_s - step, 0.0)
     steps = 10 * size.workers
-    return Interval(
+    return StepInterval(
         nodes=nodes,
         split=size,
         steps=steps,
@@ -117,7 +117,7 @@ def test_steps_that_waited_teach_the_step_time_of_those_that_did_not() -> None:
         assert float(starved.fit.step_time.predict(1, 1, size)) == pytest.approx(truth, rel=0.02)
 
 
-def stretched(interval: Interval, seconds: float) -> Interval:
+def stretched(interval: StepInterval, seconds: float) -> StepInterval:
     """As many steps as take so long."""
     times = seconds / interval.duration_s
     names = ("steps", "samples", "step_time_s", "data_wait_s", "compute_s", "sync_s")

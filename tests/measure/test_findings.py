@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from offload.errors import ConfigError, RunError
 from offload.measure.equivalents import Constant
 from offload.measure.findings import Findings, findings_of, profile_document, verdict
-from offload.measure.sizes import MEMORY_SHARE, Measured, at_whole_depth, largest_that_fits, next_size
+from offload.measure.sizes import MEMORY_SHARE, MeasuredStep, at_whole_depth, largest_that_fits, next_size
 from offload.model import Profile, StepTime
 from offload.probe.profile_age import check_usable
 from offload.report.probe_text import format_probe
@@ -30,7 +30,7 @@ FOUND = Findings(
     stages=[("GaussianBlur", 0.82, 150528.0), ("decode", 0.15, 562500.0), ("pack", 0.03, None)],
     exact_over_auto=None,
     constant=None,
-    steps=[Measured(size=m, step_s=STEP.predict(1, 1, m), peak_bytes=1e9 + 2e7 * m) for m in (8, 16, 32, 64)],
+    steps=[MeasuredStep(size=m, step_s=STEP.predict(1, 1, m), peak_bytes=1e9 + 2e7 * m) for m in (8, 16, 32, 64)],
     blocks=0,
     gradient_bytes=1e8,
     nodes=1,
@@ -53,7 +53,7 @@ def test_slow_steps_and_samples_make_a_profile_that_a_plan_takes() -> None:
     slow = dataclasses.replace(
         FOUND,
         core_seconds=[12.0] * 4,  # a video
-        steps=[Measured(size=m, step_s=6 + 20 * m) for m in (1, 2, 4)],  # a language model on one core
+        steps=[MeasuredStep(size=m, step_s=6 + 20 * m) for m in (1, 2, 4)],  # a language model on one core
         measured=versions,
     )
     document = json.loads(json.dumps(profile_document(slow)))
@@ -65,7 +65,7 @@ def test_slow_steps_and_samples_make_a_profile_that_a_plan_takes() -> None:
 
 def test_a_profile_that_no_plan_would_take_is_refused_where_it_is_made() -> None:
     check_usable(profile_document(FOUND))
-    steps = [Measured(size=m, step_s=4000.0) for m in (1, 2)]
+    steps = [MeasuredStep(size=m, step_s=4000.0) for m in (1, 2)]
     versions = {**FOUND.measured, "versions": {"torch": "2.9.0"}}
     with pytest.raises(
         RunError, match=r"not plausible: step.alpha_compute is 39[\d.]* The step .* Probe on an idle"
@@ -239,7 +239,7 @@ def test_what_queues_steps_takes_cores_from_preprocessing(
 ) -> None:
     """As much as while the GPU is busy, at most a whole core, beside what delivers the batches; unless the script reserves more. Where a
     CPU computes the steps, half of what that takes."""
-    steps = [Measured(size=m, step_s=0.05, host_s=host_s if m == 64 else 0.001) for m in (8, 64)]
+    steps = [MeasuredStep(size=m, step_s=0.05, host_s=host_s if m == 64 else 0.001) for m in (8, 64)]
     event: dict[str, Any] = {
         "costs": [(0.01, 100.0)], "raylet_s_per_sample": 0.0, "stages": None, "ingest_samples_per_s": None,
         "steps": [dataclasses.asdict(each) for each in steps], "blocks": 0, "gradient_bytes": 0, "nodes": 1, "workers": 2,
@@ -255,7 +255,9 @@ def test_what_queues_steps_takes_cores_from_preprocessing(
 
 def test_synchronisation_is_learned_from_two_workers_or_said_to_be_unknown() -> None:
     truth = StepTime(0.01, 0.0016, alpha_intra=0.03, gamma=2.0)
-    steps = [Measured(size=m, step_s=truth.compute_time_s(m), synced_s=truth.predict(1, 2, m)) for m in (8, 16, 32, 64)]
+    steps = [
+        MeasuredStep(size=m, step_s=truth.compute_time_s(m), synced_s=truth.predict(1, 2, m)) for m in (8, 16, 32, 64)
+    ]
     found = dataclasses.replace(FOUND, steps=steps, workers=2)
     profile = Profile.from_document(profile_document(found))
     assert profile.step_time.predict(1, 2, 32) == pytest.approx(truth.predict(1, 2, 32), rel=0.02)
@@ -278,7 +280,7 @@ def test_a_profile_keeps_what_the_fit_leaves_open_and_what_was_measured() -> Non
 def test_the_wait_for_the_slowest_worker_does_not_count_as_synchronisation() -> None:
     truth = StepTime(0.01, 0.0016, alpha_intra=0.03, gamma=2.0, variation=0.2)
     steps = [
-        Measured(size=m, step_s=truth.compute_time_s(m), synced_s=truth.predict(1, 2, m), variation=0.2)
+        MeasuredStep(size=m, step_s=truth.compute_time_s(m), synced_s=truth.predict(1, 2, m), variation=0.2)
         for m in (8, 16, 32, 64)
     ]
     profile = Profile.from_document(profile_document(dataclasses.replace(FOUND, steps=steps, workers=2)))
@@ -287,11 +289,11 @@ def test_the_wait_for_the_slowest_worker_does_not_count_as_synchronisation() -> 
 
 def test_a_smaller_depth_tells_of_the_whole_model() -> None:
     # A step of 0.1 s a sample outside the blocks and 0.05 s within each.
-    measured = [Measured(size=m, step_s=m * (0.1 + 0.05 * d), depth=d) for d in (2, 1) for m in (1, 2, 4)]
+    measured = [MeasuredStep(size=m, step_s=m * (0.1 + 0.05 * d), depth=d) for d in (2, 1) for m in (1, 2, 4)]
     whole = at_whole_depth(measured, 12)
     assert [each.size for each in whole] == [1, 2, 4]
     assert [each.step_s for each in whole] == pytest.approx([0.7, 1.4, 2.8])
-    plain = [Measured(size=1, step_s=1.0)]
+    plain = [MeasuredStep(size=1, step_s=1.0)]
     assert at_whole_depth(plain, 0) == plain
     said = " ".join(verdict(dataclasses.replace(FOUND, blocks=12)))
     assert "one and with two of the model's 12 equal blocks" in said
@@ -300,12 +302,14 @@ def test_a_smaller_depth_tells_of_the_whole_model() -> None:
 # --- which sizes ------------------------------------------------------------------------------------------------------
 
 
-def run(step: StepTime, *, wanted: int, left_s: float, memory: float | None, bytes_each: float = 2e7) -> list[Measured]:
-    measured: list[Measured] = []
+def run(
+    step: StepTime, *, wanted: int, left_s: float, memory: float | None, bytes_each: float = 2e7
+) -> list[MeasuredStep]:
+    measured: list[MeasuredStep] = []
     while (size := next_size(measured, wanted=wanted, left_s=left_s, memory_bytes=memory)) is not None:
         step_s = float(step.predict(1, 1, size))
         left_s -= 7 * step_s
-        measured.append(Measured(size=size, step_s=step_s, peak_bytes=1e9 + bytes_each * size if memory else 0.0))
+        measured.append(MeasuredStep(size=size, step_s=step_s, peak_bytes=1e9 + bytes_each * size if memory else 0.0))
         assert len(measured) < 40
     return measured
 
@@ -340,6 +344,6 @@ def test_without_a_gpu_the_wanted_size_is_the_largest(wanted: int, seconds: floa
 
 
 def test_nothing_is_said_of_memory_that_was_not_measured() -> None:
-    assert largest_that_fits([Measured(size=8, step_s=1.0)], 1e9) is None
+    assert largest_that_fits([MeasuredStep(size=8, step_s=1.0)], 1e9) is None
     assert largest_that_fits([], 1e9) is None
     assert largest_that_fits(FOUND.steps, None) is None

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload.measure.steps import Clock, StepMeter, StepTimes, Totals
+from offload.measure.steps import StepClock, StepMeter, StepTimes, Totals
 from offload.train.driver.event_log import rates_of
 
 
-class Hands(Clock):
+class Hands(StepClock):
     """A clock that stands still until it is moved. Marks may become known later, as a GPU's do."""
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ def test_a_look_for_the_next_batch_is_not_computing(hands: Hands, meter: StepMet
     assert meter.totals().step_time_s == 8.0
 
 
-class Queue(Clock):
+class Queue(StepClock):
     """A device that works through what its process queues, as a GPU does: a mark lies where the work before it ends."""
 
     def __init__(self, hands: Hands) -> None:
@@ -331,7 +331,7 @@ def test_goodput_is_throughput_times_efficiency(groups: list[tuple[int, list[tup
 
 
 def test_the_real_clock_is_monotonic() -> None:
-    clock = Clock()
+    clock = StepClock()
     first, second = clock.mark(), clock.mark()
     elapsed = clock.elapsed(first, second)
     assert elapsed is not None

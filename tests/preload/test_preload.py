@@ -21,8 +21,7 @@ import psutil
 import pytest
 
 from offload import preload
-from offload.preload import ahead, ended, setup_worker
-from offload.preload import python
+from offload.preload import ahead, ended, python, setup_worker
 from tests.helpers import eventually
 
 LAUNCHER = Path(preload.__file__).with_name("python.py")

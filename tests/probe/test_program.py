@@ -17,7 +17,7 @@ from offload.loader.probing import LEAST_STEPS, WARM_STEPS, LoaderProbe, ProbedE
 from offload.measure.findings import profile_document
 from offload.model.profile import Profile
 from offload.probe.program import probe_program
-from offload.probe.work import Work
+from offload.probe.work import SampleWork
 from tests.helpers import end_loaders
 
 PROGRAM = """
@@ -50,7 +50,7 @@ if __name__ == "__main__":
 
 def probed(script: Path, loader: str, *args: str) -> dict[str, object]:
     known = {"workload": str(script), "measured": {}}
-    works: list[Work | None] = []
+    works: list[SampleWork | None] = []
     found = probe_program(
         script, args, loader=loader, address=None, quiet=True, known=known, drain_s=2.0, replay_s=1.0, then=works.append
     )

@@ -121,7 +121,7 @@ def _launch(
 
 
 def _commands(address: str | None, emit: Emit) -> JobCommands:
-    from offload.launch.ray.client import Cluster, check_installed
+    from offload.launch.ray.client import JobApi, check_installed
     from offload.launch.ray.launcher import RayLauncher
 
     if address is None:
@@ -132,7 +132,7 @@ def _commands(address: str | None, emit: Emit) -> JobCommands:
     check_installed()
     # Ray's log arrives in pieces that need not end with a line.
     show = partial(click.echo, nl=False)
-    return JobCommands(launcher=RayLauncher(Cluster(address)), text_of=format_ray_job, emit=emit, show=show)
+    return JobCommands(launcher=RayLauncher(JobApi(address)), text_of=format_ray_job, emit=emit, show=show)
 
 
 def _job(

@@ -37,7 +37,7 @@ _STATUS = re.compile(r"Request failed with status code (\d+): (.*)", re.DOTALL)
 _REASONS = (r"\[Errno -?\d+\] ([^'\")]+)", r"(timed out)", r"(CERTIFICATE_VERIFY_FAILED[^)(]*)", r"(BadStatusLine)")
 
 
-class Cluster:
+class JobApi:
     """A cluster that takes jobs.
 
     Args:

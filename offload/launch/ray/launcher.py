@@ -9,7 +9,7 @@ from offload.errors import ConfigError, argument
 from offload.launch.launcher import Document, Say
 from offload.launch.ray import running_job
 from offload.launch.ray.bundle import Bundle
-from offload.launch.ray.client import Cluster
+from offload.launch.ray.client import JobApi
 from offload.launch.ray.job import RayJob, job_id
 
 WORKING_DIR = "working_dir.zip"
@@ -40,7 +40,7 @@ class RaySubmission:
 class RayLauncher:
     """One cluster. See :class:`offload.launch.launcher.Launcher`."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: JobApi) -> None:
         self.cluster = cluster
 
     def submit(self, submission: RaySubmission) -> str:

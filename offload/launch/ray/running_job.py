@@ -12,7 +12,7 @@ from typing import Any
 
 from offload.errors import RunError
 from offload.launch.launcher import Say, Unreachable
-from offload.launch.ray.client import ENDED, Cluster
+from offload.launch.ray.client import ENDED, JobApi
 from offload.launch.ray.job import NAME, RUN_DIR, STOP_WAIT, STOP_WAIT_OF_RAY_S
 
 SCHEMA = "offload.ray-job/1"
@@ -24,7 +24,7 @@ FAILURES = 2  # failed log connections in a row, without a line, after which the
 _NOT_STARTED = ("RUNTIME_ENV_SETUP_FAILURE", "JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE", "JOB_ENTRYPOINT_COMMAND_START_ERROR")
 
 
-def state(cluster: Cluster, details: Any) -> dict[str, Any]:
+def state(cluster: JobApi, details: Any) -> dict[str, Any]:
     """A job's state as a document. ``exit_code``: None while it runs."""
     metadata = details.metadata or {}
     ended = str(details.status) in ENDED
@@ -66,7 +66,7 @@ def _reason(details: Any) -> str:
     return f"{details.error_type}: {said[-1] if said else 'Ray gave no details'}"
 
 
-def stop(cluster: Cluster, job_id: str, say: Say, *, wait: bool, poll_s: float = POLL_S) -> dict[str, Any]:
+def stop(cluster: JobApi, job_id: str, say: Say, *, wait: bool, poll_s: float = POLL_S) -> dict[str, Any]:
     """Ask a job to stop; with ``wait``, wait as long as Ray gives it. Return its state."""
     details = cluster.describe(job_id)
     if str(details.status) in ENDED:
@@ -87,7 +87,7 @@ def _stop_wait_s(details: Any) -> int:
     return int(said) if said.isascii() and said.isdigit() else STOP_WAIT_OF_RAY_S
 
 
-def follow(cluster: Cluster, job_id: str, show: Say, say: Say, poll_s: float = POLL_S) -> dict[str, Any]:
+def follow(cluster: JobApi, job_id: str, show: Say, say: Say, poll_s: float = POLL_S) -> dict[str, Any]:
     """Show a job's output until it has ended. Return its state.
 
     After a lost connection, it connects again and goes on at the same place. Raises RunError if the cluster does not answer for ten
@@ -99,7 +99,7 @@ def follow(cluster: Cluster, job_id: str, show: Say, say: Say, poll_s: float = P
 class _Follower:
     """A follower of one job's log, on one connection at a time. It also polls the status: a dead connection may look idle."""
 
-    def __init__(self, cluster: Cluster, job_id: str, show: Say, say: Say, poll_s: float) -> None:
+    def __init__(self, cluster: JobApi, job_id: str, show: Say, say: Say, poll_s: float) -> None:
         self._cluster, self._job_id, self._show, self._say, self._poll_s = cluster, job_id, show, say, poll_s
         self._shown = 0  # characters
         self._failures = 0

@@ -25,7 +25,7 @@ _SPEC = re.compile(r"(?P<type>[^:\s]+):(?P<count>\d{1,6})")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class InstanceGroup:
     """Instances of one type."""
 
     name: str
@@ -33,7 +33,7 @@ class Group:
     count: int
 
 
-Groups = tuple[Group, ...]
+Groups = tuple[InstanceGroup, ...]
 
 
 def groups_of(gpu: str, cpus: Sequence[str]) -> Groups:
@@ -66,12 +66,12 @@ def has_local_storage(instance_type: str) -> bool:
     return _LOCAL_STORAGE.match(instance_type) is not None
 
 
-def usd_per_hour(groups: Sequence[Group], catalog: Catalog) -> float:
+def usd_per_hour(groups: Sequence[InstanceGroup], catalog: Catalog) -> float:
     """The on-demand price of the groups, in dollars per hour. Raises ConfigError if a price is unknown."""
     return sum(catalog[group.instance_type].usd_per_hour * group.count for group in groups)
 
 
-def seconds_for(usd: float, groups: Sequence[Group], catalog: Catalog) -> int:
+def seconds_for(usd: float, groups: Sequence[InstanceGroup], catalog: Catalog) -> int:
     """The seconds that the groups may run for ``usd``, minus the time to end. Raises ConfigError if a price is unknown, or if the
     time is too short."""
     hourly = usd_per_hour(groups, catalog)
@@ -94,7 +94,7 @@ def _parsed(text: str) -> tuple[str, int]:
 def _named(gpu: tuple[str, int], cpus: Sequence[tuple[str, int]]) -> Groups:
     names = [GPU_GROUP, *(CPU_GROUP if number == 1 else f"{CPU_GROUP}-{number}" for number in range(1, len(cpus) + 1))]
     return tuple(
-        Group(name=name, instance_type=kind, count=count)
+        InstanceGroup(name=name, instance_type=kind, count=count)
         for name, (kind, count) in zip(names, [gpu, *cpus], strict=True)
     )
 

@@ -19,7 +19,7 @@ from offload.errors import ConfigError, argument
 from offload.launch.arguments import login_in, secrets_in
 from offload.launch.sagemaker import limits
 from offload.launch.sagemaker.container import process_one
-from offload.launch.sagemaker.groups import Group, has_gpus, has_local_storage
+from offload.launch.sagemaker.groups import InstanceGroup, has_gpus, has_local_storage
 from offload.launch.sagemaker.settings import GPU_GROUP, Settings, is_reserved
 
 CHECKPOINTS = "/opt/ml/checkpoints"
@@ -78,7 +78,7 @@ class SageMakerJob:
     """
 
     name: str
-    groups: tuple[Group, ...]
+    groups: tuple[InstanceGroup, ...]
     role: str
     image: str
     region: str
@@ -270,7 +270,7 @@ def metric_definitions() -> list[dict[str, str]]:
     ]
 
 
-def check_types(groups: Sequence[Group]) -> None:
+def check_types(groups: Sequence[InstanceGroup]) -> None:
     """Raise ConfigError, with the nearest names, for an instance type that the service does not train on."""
     known = limits.training_types()
     for group in groups:
@@ -281,7 +281,7 @@ def check_types(groups: Sequence[Group]) -> None:
             raise ConfigError(f"SageMaker trains on no instance type {group.instance_type!r}; nearest: {near}.")
 
 
-def _wrong_type(group: Group) -> Iterator[str]:
+def _wrong_type(group: InstanceGroup) -> Iterator[str]:
     known = limits.training_types()
     if group.instance_type in limits.inference_types():
         near = difflib.get_close_matches(group.instance_type, known, n=3)

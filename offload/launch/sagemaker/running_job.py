@@ -17,7 +17,7 @@ import botocore.exceptions
 from offload.errors import ConfigError
 from offload.launch.launcher import NoCapacity, Say
 from offload.launch.sagemaker.container.progress import over_all, read_progress
-from offload.launch.sagemaker.groups import Group, usd_per_hour
+from offload.launch.sagemaker.groups import InstanceGroup, usd_per_hour
 from offload.launch.sagemaker.service import AccessDenied, NoAnswer, Service, asking
 from offload.model import Catalog
 
@@ -61,7 +61,7 @@ def state(
     """
     resources = job["ResourceConfig"]
     groups = [
-        Group(name=g["InstanceGroupName"], instance_type=g["InstanceType"], count=g["InstanceCount"])
+        InstanceGroup(name=g["InstanceGroupName"], instance_type=g["InstanceType"], count=g["InstanceCount"])
         for g in resources.get("InstanceGroups") or _one_group(resources)
     ]
     metrics = rates or {m["MetricName"]: m["Value"] for m in job.get("FinalMetricDataList", [])}

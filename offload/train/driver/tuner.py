@@ -12,7 +12,7 @@ from typing import Any
 
 from offload.adapt.cores import CoresLearned, InputSeen, count_cores
 from offload.adapt.decide import Decision, Keep, Resize, State, cores_meanwhile, decide
-from offload.adapt.observe import INPUT_BOUND, Interval, Seen
+from offload.adapt.observe import INPUT_BOUND, Seen, StepInterval
 from offload.adapt.situation import Option, Rules, Situation
 from offload.measure.steps import Totals
 from offload.model.batch_split import BatchSplit
@@ -138,7 +138,7 @@ class Tuner:
     def _scheduled(self, news: News) -> int | None:
         return self._adaptation.scheduled(news.epoch, _progress(news))
 
-    def _cores_wanted(self, interval: Interval, news: News, fleet: Fleet, rules: Rules) -> CoresWanted | None:
+    def _cores_wanted(self, interval: StepInterval, news: News, fleet: Fleet, rules: Rules) -> CoresWanted | None:
         """The number of cores that the present size wants, if the cluster can grow or shrink.
 
         It follows from the last intervals alone: the model of all sizes follows more slowly if the time of a size changes.
@@ -201,7 +201,7 @@ class Tuner:
             overlap=overlap_of_queue(PREFETCH_BLOCKS, variation),
         )
 
-    def _compared(self, interval: Interval) -> list[Event | Tell]:
+    def _compared(self, interval: StepInterval) -> list[Event | Tell]:
         """The expected and the real gain of a change."""
         if self._expected is None or self._expected[0] != interval.split:
             return []
@@ -210,7 +210,7 @@ class Tuner:
         rates = {"predicted_samples_per_s": predicted, "measured_samples_per_s": interval.samples_per_s}
         return [Tell(kind="measured", values=rates)]
 
-    def _decided(self, decision: Decision, interval: Interval) -> list[Event | Tell]:
+    def _decided(self, decision: Decision, interval: StepInterval) -> list[Event | Tell]:
         told: dict[str, Any] = {
             "decision": type(decision).__name__.lower(),
             "reason": decision.reason,
@@ -244,7 +244,7 @@ def _restarted(before: News, now: News) -> bool:
     )  # fmt: skip
 
 
-def interval_of(before: News, now: News, split: BatchSplit, *, nodes: int, cores: int) -> Interval:
+def interval_of(before: News, now: News, split: BatchSplit, *, nodes: int, cores: int) -> StepInterval:
     """The interval between two looks, with global batches split by ``split``, on ``nodes`` nodes.
 
     It omits the wait for a pass's first batch, which does not depend on the batch size and says nothing about the input's rate. It
@@ -252,7 +252,7 @@ def interval_of(before: News, now: News, split: BatchSplit, *, nodes: int, cores
     """
     since: Totals = sum_of(now.totals).minus(sum_of(before.totals))
     ceiling = now.rates.get(TRAIN, {}).get("input_ceiling_samples_per_s")
-    return Interval(
+    return StepInterval(
         nodes=nodes,
         split=split,
         steps=since.steps,

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 
 from offload.errors import RunError
-from offload.measure.steps import Clock, CudaClock, StepMeter
+from offload.measure.steps import CudaClock, StepClock, StepMeter
 from offload.model.batch_split import BatchSplit
 from offload.pipeline.blocks.receiver import DirectBlocks
 from offload.pipeline.feed.passes import PassKey, PassRequest
@@ -109,7 +109,7 @@ class TrainingLoop:
         self.reporter = Reporter(
             setup.hub, self.rank, start, self.watchdog, node=place.node, interval_s=place.report_every_s
         )
-        self.meter = StepMeter(CudaClock(torch) if self.device.type == "cuda" else Clock())
+        self.meter = StepMeter(CudaClock(torch) if self.device.type == "cuda" else StepClock())
         self.state = TrainingState(
             self.talk,
             place.checkpoints,

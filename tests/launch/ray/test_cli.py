@@ -256,7 +256,7 @@ CONTRACT = """
 import sys
 from pathlib import Path
 from offload.launch.ray.bundle import pack
-from offload.launch.ray.client import Cluster
+from offload.launch.ray.client import JobApi
 from offload.launch.ray.job import RayJob
 from offload.launch.ray.launcher import RayLauncher, RaySubmission
 from tests.helpers import eventually
@@ -265,7 +265,7 @@ from tests.launch import contract
 _, url, token, script, built = sys.argv
 submission = RaySubmission.of(RayJob(name="waits", user="me", script="waits.py"), pack(Path(script)))
 contract.rendering_is_pure(submission, token)
-contract.holds(RayLauncher(Cluster(url)), submission, lambda: eventually(Path(built).exists, 200) is None)
+contract.holds(RayLauncher(JobApi(url)), submission, lambda: eventually(Path(built).exists, 200) is None)
 """
 
 
@@ -340,7 +340,7 @@ def test_another_ray_is_named_with_both_versions(place: Place) -> None:
 FOLLOWS = """
 import sys
 from offload.launch.ray import watch
-from offload.launch.ray.client import Cluster
+from offload.launch.ray.client import JobApi
 
 def show(text):
     print(text, end="", flush=True)
@@ -348,7 +348,7 @@ def show(text):
 def say(text):
     print("SAID:", text, flush=True)
 
-cluster = Cluster(sys.argv[1])
+cluster = JobApi(sys.argv[1])
 job = cluster.client.submit_job(entrypoint="for i in $(seq 1 30); do echo line $i; sleep 0.2; done")
 print("ENDED:", watch.follow(cluster, job, show, say)["status"])
 """

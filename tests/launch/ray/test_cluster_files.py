@@ -28,7 +28,7 @@ from offload.errors import ConfigError
 from offload.launch.ray.cluster_files import aws, hosts, kuberay
 from offload.launch.ray.cluster_files.planned import Planned, planned
 from offload.launch.ray.cluster_files.software import Software, installed
-from offload.launch.ray.cluster_files.text import File
+from offload.launch.ray.cluster_files.text import YamlFile
 from offload.model import Catalog
 from offload.model.planning.plans import Plan
 from offload.prices import built_in
@@ -45,7 +45,7 @@ def plan_of(shape: dict[str, int], spot: str = "all") -> Planned:
     return planned(Plan.from_document(plan_document(shape, spot=spot), "plan.json"), CATALOG, "plan.json")
 
 
-RENDER: dict[str, Callable[[Planned], File]] = {
+RENDER: dict[str, Callable[[Planned], YamlFile]] = {
     "ray-aws": lambda plan: aws.cluster_file(plan, SOFTWARE, cluster="train", region="eu-west-1", ami=AMI, image=None),
     "kuberay": lambda plan: kuberay.cluster_file(plan, SOFTWARE, cluster="train", image=None),
     "hosts": lambda plan: hosts.cluster_file(plan, SOFTWARE, cluster="train", hosts=None),

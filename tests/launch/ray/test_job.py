@@ -595,7 +595,7 @@ def test_a_slow_link_may_take_longer_to_send_than_to_reach(monkeypatch: pytest.M
             pass
 
     with serving(Slow, receive_bytes=1 << 16) as url:
-        cluster = client.Cluster(url)
+        cluster = client.JobApi(url)
         cluster.client._do_request("PUT", "/api/packages/gcs/x.zip", data=bytes(16 << 20))
     assert taken == ["/api/packages/gcs/x.zip"]
 
@@ -702,7 +702,7 @@ def dashboard(job: Dashboard) -> Iterator[str]:
 def test_where_no_websocket_passes_the_log_is_asked_for(logs: list[str], statuses: list[str]) -> None:
     job, shown, said = Dashboard(logs=logs, statuses=statuses), list[str](), list[str]()
     with dashboard(job) as url, patched(NO_CLUSTER):
-        end = running_job.follow(client.Cluster(url), "train-1", shown.append, said.append, poll_s=0.05)
+        end = running_job.follow(client.JobApi(url), "train-1", shown.append, said.append, poll_s=0.05)
     assert end["exit_code"] == 0
     assert "".join(shown) == "one\ntwo\nthree\n"
     assert len(said) == 1

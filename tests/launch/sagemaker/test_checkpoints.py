@@ -12,7 +12,7 @@ from offload.launch.sagemaker.container import checkpoints
 from offload.launch.sagemaker.container.checkpoints import Shelf, bring_newest
 from offload.launch.sagemaker.container.head import Head
 from offload.launch.sagemaker.container.hosts import HostGroup, JobHosts
-from offload.launch.sagemaker.container.place import Place
+from offload.launch.sagemaker.container.place import HostPlace
 from offload.launch.sagemaker.settings import Settings
 from offload.report.run_dir import EVENTS
 from offload.train.checkpoints.format import CHECKSUMS_FILE
@@ -133,7 +133,7 @@ def test_runs_that_the_script_names_keep_their_names(folder: Shelf, shared: Shel
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path) -> HostPlace:
     """Of a head that is the only GPU host."""
     (tmp_path / "checkpoints").mkdir()
     hosts = JobHosts(
@@ -141,24 +141,24 @@ def place(tmp_path: Path) -> Place:
         groups=(HostGroup(name="gpu", instance_type="ml.g5.xlarge", hosts=("algo-1",)),),
         interface="eth0",
     )
-    return Place(
+    return HostPlace(
         base=tmp_path, folder=tmp_path, hosts=hosts, job="job-1", token="t", token_file=tmp_path, address="127.0.0.1",
         head_address="127.0.0.1",
     )  # fmt: skip
 
 
-def starts_anew(place: Place, storage: str | None = None) -> bool:
+def starts_anew(place: HostPlace, storage: str | None = None) -> bool:
     return Head(place)._starts_anew(Settings(script="train.py", storage=storage))
 
 
-def test_a_job_whose_run_directory_was_not_kept_resumes_from_its_checkpoints(place: Place) -> None:
+def test_a_job_whose_run_directory_was_not_kept_resumes_from_its_checkpoints(place: HostPlace) -> None:
     """The service copies files in any order."""
     write(Shelf(uri=str(place.run_dir), name="checkpoints"), 1)
     assert not starts_anew(place)
     assert (place.run_dir / EVENTS).exists()
 
 
-def test_a_job_finds_what_several_hosts_wrote_where_nothing_else_was_kept(place: Place, shared: Shelf) -> None:
+def test_a_job_finds_what_several_hosts_wrote_where_nothing_else_was_kept(place: HostPlace, shared: Shelf) -> None:
     write(shared, 1)
     assert not starts_anew(place, shared.uri)
     assert (place.run_dir / EVENTS).exists()
@@ -167,7 +167,7 @@ def test_a_job_finds_what_several_hosts_wrote_where_nothing_else_was_kept(place:
 
 @pytest.mark.parametrize(("owner", "anew"), [("job-1", True), ("another", False), (None, True)])
 def test_half_a_checkpoint_alone_is_replaced_by_the_job_that_wrote_it(
-    place: Place, owner: str | None, anew: bool
+    place: HostPlace, owner: str | None, anew: bool
 ) -> None:
     path = write(Shelf(uri=str(place.run_dir), name="checkpoints"), 1)
     (path / "checkpoint_1" / CHECKSUMS_FILE).unlink()
@@ -177,7 +177,7 @@ def test_half_a_checkpoint_alone_is_replaced_by_the_job_that_wrote_it(
     assert starts_anew(place) == anew
 
 
-def test_nothing_is_replaced_where_there_is_nothing(place: Place, shared: Shelf) -> None:
+def test_nothing_is_replaced_where_there_is_nothing(place: HostPlace, shared: Shelf) -> None:
     """A script's own storage, which the head knows nothing of, stays as it is."""
     assert not starts_anew(place)
     assert not starts_anew(place, shared.uri)
@@ -188,7 +188,7 @@ def test_nothing_is_replaced_where_there_is_nothing(place: Place, shared: Shelf)
 
 
 def test_a_place_that_may_not_be_read_is_named_and_the_other_is_used(
-    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: HostPlace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     real = checkpoints.open_filesystem
 

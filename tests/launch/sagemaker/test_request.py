@@ -15,7 +15,7 @@ from sagemaker_training.params import SAGEMAKER_HYPERPARAMETERS
 
 from offload.errors import ConfigError
 from offload.launch.sagemaker import limits
-from offload.launch.sagemaker.groups import ENDING_S, Group, groups_of, seconds_for
+from offload.launch.sagemaker.groups import ENDING_S, InstanceGroup, groups_of, seconds_for
 from offload.launch.sagemaker.job import METRICS, Channel, SageMakerJob
 from offload.launch.sagemaker.settings import Settings
 from offload.prices import built_in
@@ -87,7 +87,7 @@ def test_metrics_are_read_from_a_progress_line() -> None:
         ({"groups": groups_of("ml.g5.xlarge:1", ["ml.c5.xlarge:1"] * 5)}, "InstanceGroups: 6 entries, at most 5"),
         ({"groups": groups_of("ml.c5.xlarge:1", [])}, "ml.c5.xlarge, which has no GPU"),
         ({"groups": groups_of("ml.g5.xlarge:0", [])}, "group 'gpu' has 0 instances"),
-        ({"groups": (Group(name="cpu", instance_type="ml.c5.xlarge", count=1),)}, "no group is named 'gpu'"),
+        ({"groups": (InstanceGroup(name="cpu", instance_type="ml.c5.xlarge", count=1),)}, "no group is named 'gpu'"),
         ({"groups": groups_of("ml.g5.xlarge:1", []) * 2}, "2 groups are named 'gpu'"),
         ({"name": "vit_blur"}, "TrainingJobName: 'vit_blur' does not match"),
         ({"name": "x" * 64}, "TrainingJobName: 64 characters"),
@@ -192,7 +192,7 @@ def test_a_cap_on_spend_bounds_the_time() -> None:
     with pytest.raises(ConfigError, match=r"\$0.01 buys \d+ s of these instances .* raise max_usd"):
         seconds_for(0.01, groups, catalog)
     with pytest.raises(ConfigError, match="catalog holds no instance type"):
-        seconds_for(5.0, [Group(name="gpu", instance_type="ml.p9.large", count=1)], catalog)
+        seconds_for(5.0, [InstanceGroup(name="gpu", instance_type="ml.p9.large", count=1)], catalog)
 
 
 @settings(max_examples=200)
@@ -205,7 +205,7 @@ def test_a_cap_on_spend_bounds_the_time() -> None:
 )
 def test_what_is_accepted_botocore_accepts_too(name: str, key: str, value: str, count: int, volume: int) -> None:
     """And nothing that users may write ends in another error than one meant for them."""
-    group = Group(name="gpu", instance_type="ml.g5.xlarge", count=count)
+    group = InstanceGroup(name="gpu", instance_type="ml.g5.xlarge", count=count)
     try:
         job = replace(JOB, name=name, groups=(group,), environment={key: value}, tags={key: value}, volume_gib=volume)
     except ConfigError:

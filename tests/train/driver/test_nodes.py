@@ -13,19 +13,19 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.helpers import PROGRAMS
+from tests.helpers import ROOT
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-SCRIPT = PROGRAMS / "nodes_come_and_go.py"
+PROGRAM = "tests.programs.nodes_come_and_go"
 
 
 def command(scenario: str, tmp_path: Path, driver: int) -> list[str]:
-    return [sys.executable, str(SCRIPT), scenario, str(tmp_path), str(driver)]
+    return [sys.executable, "-m", PROGRAM, scenario, str(tmp_path), str(driver)]
 
 
 def run(scenario: str, tmp_path: Path, driver: int = 0) -> dict[str, Any]:
-    done = subprocess.run(command(scenario, tmp_path, driver), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command(scenario, tmp_path, driver), capture_output=True, text=True, timeout=300, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert told["status"] == "finished"
@@ -60,7 +60,9 @@ def test_a_node_on_which_workers_die_repeatedly_is_excluded(tmp_path: Path) -> N
 
 @pytest.mark.soak
 def test_a_driver_that_is_killed_resumes_by_the_same_command(tmp_path: Path) -> None:
-    killed = subprocess.Popen(command("driver", tmp_path, 0), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    killed = subprocess.Popen(
+        command("driver", tmp_path, 0), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT
+    )
     deadline = time.monotonic() + 120
     log = tmp_path / "log" / "1-0.jsonl"
     while not log.exists() or len(log.read_text().splitlines()) < 80:  # in the fourth epoch

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from offload.measure.steps import Clock
+from offload.measure.steps import StepClock
 from offload.train.config import BatchSize, Checkpoints
 from offload.train.worker.context import Context
 from tests.emulation.in_threads import Unjoined
@@ -66,7 +66,7 @@ def test_a_regular_checkpoint_takes_nothing_from_the_step_whose_batch_has_come(t
     assert loop.meter.totals().samples == SAMPLES
 
 
-class Hands(Clock):
+class Hands(StepClock):
     """A clock that the test moves."""
 
     at = 0.0

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from offload.errors import RunError
-from offload.measure.steps import Clock, StepMeter
+from offload.measure.steps import StepClock, StepMeter
 from offload.model.batch_split import BatchSplit
 from offload.pipeline.order.ranges import Ranges
 from offload.train.worker.agreement import Heard
@@ -48,7 +48,7 @@ class Rank:
         self.rank, self.workers = rank, workers
         self.stepper = Stepper(
             state,
-            StepMeter(Clock()),
+            StepMeter(StepClock()),
             Watchdog(60.0),
             rank=rank,
             workers=workers,

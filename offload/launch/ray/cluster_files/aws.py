@@ -11,9 +11,9 @@ from typing import Any
 
 from offload.errors import ConfigError, argument
 from offload.launch.ray.cluster_files.head import TOKEN_FILE, head_of, make_token, submit, token_folder
-from offload.launch.ray.cluster_files.planned import Nodes, Planned
+from offload.launch.ray.cluster_files.planned import Planned, PlannedNodes
 from offload.launch.ray.cluster_files.software import Software
-from offload.launch.ray.cluster_files.text import File, Part
+from offload.launch.ray.cluster_files.text import YamlFile, YamlPart
 
 HEAD_TYPE = "m5.large"
 HEAD_GIB, NODE_GIB = 150, 200
@@ -28,25 +28,25 @@ _ARM = re.compile(r"(a1|[a-z]+\d+[a-z]*g[a-z]*)\.")
 
 def cluster_file(
     planned: Planned, software: Software, *, cluster: str, region: str, ami: str | None, image: str | None
-) -> File:
+) -> YamlFile:
     """The cluster file. ``ami``: the image of all nodes, with NVIDIA's driver and Docker; None leaves a gap that AWS refuses.
     ``image``: a container image with the requirements; None: Ray's own, in which the nodes install them.
 
     Raises ConfigError for a type that EC2 does not have, or that cannot start the image of the others.
     """
-    return File(
+    return YamlFile(
         head=_head(planned, cluster, region),
         parts=(
-            Part(
+            YamlPart(
                 content={"cluster_name": cluster},
                 why="ray up takes nodes with this name in this region as this cluster's.",
             ),
-            Part(
+            YamlPart(
                 content={"max_workers": planned.count, "idle_timeout_minutes": IDLE_MINUTES},
                 why=f"At most the planned nodes of all types ({planned}), without the head. Idle nodes beyond their type's "
                 "min_workers are ended.",
             ),
-            Part(
+            YamlPart(
                 content={
                     "provider": {
                         "type": "aws",
@@ -61,8 +61,8 @@ def cluster_file(
                 "the security group: all traffic between these nodes, and from outside ssh only (from anywhere, with the "
                 "key that Ray makes; to use your own group, give each node_config SecurityGroupIds).",
             ),
-            Part(content={"auth": {"ssh_user": "ubuntu"}}),
-            Part(
+            YamlPart(content={"auth": {"ssh_user": "ubuntu"}}),
+            YamlPart(
                 content={"available_node_types": _types(planned, ami or NO_AMI), "head_node_type": "head"},
                 why="min_workers: Ray keeps all planned nodes and replaces an interrupted one, since a run uses the nodes "
                 "that it finds. If the script itself asks for cores (offload.Cluster(preprocessing_cores=...)), set the CPU "
@@ -70,7 +70,7 @@ def cluster_file(
                 "cores that spot capacity does not meet. The head offers no CPUs, so Ray places nothing on it. To read from "
                 "S3, nodes need an IamInstanceProfile. A run finds prices by the label instance-type.",
             ),
-            Part(
+            YamlPart(
                 content={
                     "docker": {
                         "image": image or software.image,
@@ -82,19 +82,19 @@ def cluster_file(
                 why="Ray sizes each container's /dev/shm for its object store. All of Ray's processes require the "
                 "token.",
             ),
-            Part(
+            YamlPart(
                 content={"file_mounts": {"~/.ray": token_folder(cluster)}},
                 why=f"The token travels as a file: Ray finds it as ~/.ray/{TOKEN_FILE}, and the head passes it on to the "
                 "nodes.",
             ),
-            Part(
+            YamlPart(
                 content={"setup_commands": [] if image else [software.pip_install]},
                 why="The image holds all requirements."
                 if image
                 else "offload's requirements, at the versions of the machine that printed this file. Installing them takes "
                 "minutes on each new node; your own image with them (--image) starts sooner.",
             ),
-            Part(
+            YamlPart(
                 content={
                     "head_start_ray_commands": [
                         "ray stop",
@@ -152,11 +152,11 @@ def _types(planned: Planned, ami: str) -> dict[str, Any]:
     return types
 
 
-def _type_name(nodes: Nodes) -> str:
+def _type_name(nodes: PlannedNodes) -> str:
     return f"{'gpu' if nodes.kind.gpus else 'cpu'}-{'spot' if nodes.spot else 'on-demand'}"
 
 
-def _workers(nodes: Nodes, ami: str, *, spot: bool, least: int) -> dict[str, Any]:
+def _workers(nodes: PlannedNodes, ami: str, *, spot: bool, least: int) -> dict[str, Any]:
     kind = nodes.kind
     return {
         "min_workers": least,

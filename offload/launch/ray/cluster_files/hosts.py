@@ -11,7 +11,7 @@ from offload.errors import ConfigError, argument
 from offload.launch.ray.cluster_files.head import TOKEN_FILE, head_of, make_token, submit, token_folder
 from offload.launch.ray.cluster_files.planned import Planned
 from offload.launch.ray.cluster_files.software import Software
-from offload.launch.ray.cluster_files.text import File, Part
+from offload.launch.ray.cluster_files.text import YamlFile, YamlPart
 
 _ADDRESS = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?")
 
@@ -33,7 +33,7 @@ def parse_hosts(text: str, source: str) -> tuple[str, ...]:
     return tuple(hosts)
 
 
-def cluster_file(planned: Planned, software: Software, *, cluster: str, hosts: tuple[str, ...] | None) -> File:
+def cluster_file(planned: Planned, software: Software, *, cluster: str, hosts: tuple[str, ...] | None) -> YamlFile:
     """The cluster file. ``hosts``: as many hosts as planned, those with GPUs first; None leaves placeholder names.
 
     Raises ConfigError if their number differs from the plan's.
@@ -45,23 +45,23 @@ def cluster_file(planned: Planned, software: Software, *, cluster: str, hosts: t
         )
     head, *others = hosts or _names(planned)
     on_head, on_others = _starts(planned, cluster)
-    return File(
+    return YamlFile(
         head=_head(planned, software, cluster, head, on_head, on_others),
         parts=(
-            Part(content={"cluster_name": cluster, "max_workers": len(others)}),
-            Part(
+            YamlPart(content={"cluster_name": cluster, "max_workers": len(others)}),
+            YamlPart(
                 content={"provider": {"type": "local", "head_ip": head, "worker_ips": others}},
                 why="Hosts with GPUs first. The head must reach the others by ssh, too.",
             ),
-            Part(
+            YamlPart(
                 content={"auth": {"ssh_user": "ubuntu"}},
                 why="The user who logs in on all hosts. Add ssh_private_key: FILE if the key is not ssh's default.",
             ),
-            Part(
+            YamlPart(
                 content={"file_mounts": {token_folder(cluster): token_folder(cluster)}},
                 why="The token travels as a file.",
             ),
-            Part(
+            YamlPart(
                 content={
                     "head_start_ray_commands": [
                         "ray stop",

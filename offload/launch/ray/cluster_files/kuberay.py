@@ -10,9 +10,9 @@ import math
 from typing import Any
 
 from offload.launch.ray.cluster_files.head import TOKEN_FILE, head_of, submit, token_folder
-from offload.launch.ray.cluster_files.planned import Nodes, Planned
+from offload.launch.ray.cluster_files.planned import Planned, PlannedNodes
 from offload.launch.ray.cluster_files.software import Software
-from offload.launch.ray.cluster_files.text import File, Part
+from offload.launch.ray.cluster_files.text import YamlFile, YamlPart
 
 OPERATOR = "1.5.1"  # the first version with authOptions
 IDLE_S = 300
@@ -57,24 +57,24 @@ _FOR_JOB = (
 
 def cluster_file(
     planned: Planned, software: Software, *, cluster: str, image: str | None, job: str | None = None
-) -> File:
+) -> YamlFile:
     """The manifest. ``image``: an image with the requirements; None: Ray's own, on which the user must build one. ``job``: the command
     of a RayJob; None: a RayCluster, which stays."""
     spec, groups = _spec(planned, software, image or software.image), _GROUPS
     if job is not None:
         spec = {"entrypoint": job, "shutdownAfterJobFinishes": True, "backoffLimit": 0, "rayClusterSpec": spec}
         groups = f"{_JOB} {groups}"
-    return File(
+    return YamlFile(
         head=_head(planned, software, cluster, own_image=image is not None, job=job is not None),
         parts=(
-            Part(
+            YamlPart(
                 content={
                     "apiVersion": "ray.io/v1",
                     "kind": "RayCluster" if job is None else "RayJob",
                     "metadata": {"name": cluster, "labels": {"app.kubernetes.io/part-of": "offload"}},
                 }
             ),
-            Part(content={"spec": spec}, why=groups),
+            YamlPart(content={"spec": spec}, why=groups),
         ),
     )
 
@@ -140,7 +140,7 @@ def _spec(planned: Planned, software: Software, image: str) -> dict[str, Any]:
     }
 
 
-def _group(nodes: Nodes, image: str) -> dict[str, Any]:
+def _group(nodes: PlannedNodes, image: str) -> dict[str, Any]:
     kind = nodes.kind
     memory_gib = max(1, math.floor(kind.memory_gib * FOR_POD))
     asked = {"cpu": str(max(1, kind.vcpus - 1))} | ({GPU: str(kind.gpus)} if kind.gpus else {})
@@ -190,7 +190,7 @@ def _pod(container: dict[str, Any], memory_gib: int) -> dict[str, Any]:
     }
 
 
-def _where(nodes: Nodes) -> dict[str, Any]:
+def _where(nodes: PlannedNodes) -> dict[str, Any]:
     """Node affinity: spot nodes only, or no spot nodes. The label of spot nodes depends on the provider, so any of them counts."""
     labels = [
         {"key": key, "operator": "In" if nodes.spot else "NotIn", "values": [value]} for key, value in SPOT.items()

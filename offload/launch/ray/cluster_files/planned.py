@@ -14,7 +14,7 @@ _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nodes:
+class PlannedNodes:
     """One or more nodes of one type. ``spot``: whether they are planned on spot capacity."""
 
     kind: NodeType
@@ -32,14 +32,14 @@ class Planned:
     ``usd_per_hour`` uses the prices of the plan: spot prices for the nodes that ``priced_as_spot`` names.
     """
 
-    gpu: Nodes
-    cpu: Nodes | None
+    gpu: PlannedNodes
+    cpu: PlannedNodes | None
     samples_per_s: float
     usd_per_hour: float
     priced_as_spot: Spot
 
     @property
-    def groups(self) -> tuple[Nodes, ...]:
+    def groups(self) -> tuple[PlannedNodes, ...]:
         """The groups, with GPU nodes first."""
         return (self.gpu,) if self.cpu is None else (self.gpu, self.cpu)
 
@@ -80,7 +80,9 @@ def planned(plan: Plan, catalog: Catalog, source: str, spot: Spot | None = None)
     )
 
 
-def _groups(shape: Mapping[str, int], spot: Spot, catalog: Catalog, source: str) -> tuple[Nodes, Nodes | None]:
+def _groups(
+    shape: Mapping[str, int], spot: Spot, catalog: Catalog, source: str
+) -> tuple[PlannedNodes, PlannedNodes | None]:
     for name in shape:
         if not _LABEL.fullmatch(name):
             raise ConfigError(
@@ -88,7 +90,7 @@ def _groups(shape: Mapping[str, int], spot: Spot, catalog: Catalog, source: str)
                 "digits, dots, dashes and underscores."
             )
     nodes = [
-        Nodes(kind=kind, count=count, spot=_on_spot(kind, spot))
+        PlannedNodes(kind=kind, count=count, spot=_on_spot(kind, spot))
         for kind, count in ((catalog[name], count) for name, count in shape.items() if count)
     ]
     gpus, cpus = [n for n in nodes if n.kind.gpus], [n for n in nodes if not n.kind.gpus]

@@ -13,7 +13,7 @@ WIDTH = 118
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class YamlPart:
     """Some of the document's top-level keys, and the reasons for their values."""
 
     why: str = ""
@@ -21,11 +21,11 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class File:
+class YamlFile:
     """One YAML document: an introduction for people, then its parts."""
 
     head: str
-    parts: tuple[Part, ...]
+    parts: tuple[YamlPart, ...]
 
     def document(self) -> dict[str, Any]:
         """The document that a program reads from the file."""

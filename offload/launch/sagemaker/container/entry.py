@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 
 from offload.errors import OffloadError
-from offload.launch.sagemaker.container.follower import Part
+from offload.launch.sagemaker.container.follower import FollowerHost
 from offload.launch.sagemaker.container.head import Head
 from offload.launch.sagemaker.container.place import Outcome, read_place, reason_of
 from offload.launch.sagemaker.container.process_one import ENTRY_PID
@@ -38,7 +38,7 @@ def run(base: Path) -> int:
             f"offload: this is {hosts.current} of group {hosts.group.name} ({hosts.group.instance_type}); the head is {hosts.head}",
             flush=True,
         )
-        outcome = Head(place).lead() if hosts.is_head else Part(place).play()
+        outcome = Head(place).lead() if hosts.is_head else FollowerHost(place).follow()
     except Exception as error:
         if not isinstance(error, OffloadError):
             traceback.print_exc()

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from offload.errors import OffloadError, RunError
-from offload.launch.sagemaker.container.place import INTERRUPTED, STOPPED_EARLY, Outcome, Place, reason_of
+from offload.launch.sagemaker.container.place import INTERRUPTED, STOPPED_EARLY, HostPlace, Outcome, reason_of
 from offload.launch.sagemaker.container.prepared import Prepared, prepare
 from offload.launch.sagemaker.container.ray_node import RayNode
 from offload.launch.sagemaker.container.rendezvous import MEETING_PORT, Follower
@@ -23,17 +23,17 @@ from offload.launch.sagemaker.settings import deadline_s
 T = TypeVar("T")
 
 
-class Part:
+class FollowerHost:
     """A follower's part in one job."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: HostPlace) -> None:
         self._place = place
         self._ended = threading.Event()
         self._failure: str | None = None
         self._node: RayNode | None = None
 
-    def play(self) -> Outcome:
-        """Play the whole part. Raises OffloadError if the host cannot find the head, or loses it."""
+    def follow(self) -> Outcome:
+        """Follow the head to the end of the job. Raises OffloadError if the host cannot find the head, or loses it."""
         place = self._place
         # Preparation and the search for the head both take time: do them in parallel.
         preparing = _in_background(lambda: prepare(place, self._check))

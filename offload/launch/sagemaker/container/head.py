@@ -16,7 +16,7 @@ from typing import Any
 
 from offload.errors import ConfigError
 from offload.launch.sagemaker.container import ray_node
-from offload.launch.sagemaker.container.place import INTERRUPTED, STOPPED_EARLY, Outcome, Place, reason_of
+from offload.launch.sagemaker.container.place import INTERRUPTED, STOPPED_EARLY, HostPlace, Outcome, reason_of
 from offload.launch.sagemaker.container.prepared import SAME_EVERYWHERE, Prepared, prepare
 from offload.launch.sagemaker.container.progress import ProgressLines
 from offload.launch.sagemaker.container.ray_node import RayNode
@@ -36,7 +36,7 @@ KEPT = (SUMMARY, REPORT, EVENTS, METRICS, SKIPPED, PRINTED, PLAN_FILE)
 class Head:
     """The leader of one job."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: HostPlace) -> None:
         self._place = place
         self._node: RayNode | None = None
         self._script: subprocess.Popen[bytes] | None = None

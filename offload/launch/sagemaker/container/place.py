@@ -30,7 +30,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class HostPlace:
     """A host of a job.
 
     Args:
@@ -58,7 +58,7 @@ class Place:
         return (kept if kept.is_dir() else self.base / "output" / "data") / "run"
 
 
-def read_place(base: Path, environment: Mapping[str, str]) -> Place:
+def read_place(base: Path, environment: Mapping[str, str]) -> HostPlace:
     """Read the host whose files are below ``base``. Raises ConfigError if files or addresses are missing."""
     hosts = read_hosts(base, environment)
     folder = Path(str(offload.__file__)).resolve().parents[1]
@@ -68,7 +68,7 @@ def read_place(base: Path, environment: Mapping[str, str]) -> Place:
         token = token_file.read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         raise ConfigError(f"{token_file} is missing: the bundle is not the launcher's.") from None
-    return Place(
+    return HostPlace(
         base=base, folder=folder, hosts=hosts, job=environment.get("TRAINING_JOB_NAME", ""), token=token,
         token_file=token_file, address=_address(hosts.current), head_address=_address(hosts.head),
     )  # fmt: skip

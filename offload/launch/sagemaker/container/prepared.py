@@ -14,7 +14,7 @@ from offload.errors import ConfigError
 from offload.launch.sagemaker.container import ray_node
 from offload.launch.sagemaker.container.hosts import JobHosts
 from offload.launch.sagemaker.container.installing import install
-from offload.launch.sagemaker.container.place import Place
+from offload.launch.sagemaker.container.place import HostPlace
 from offload.launch.sagemaker.container.ray_node import NodeSpec
 from offload.launch.sagemaker.settings import GPU_GROUP, Settings, read_settings
 
@@ -39,7 +39,7 @@ class Prepared:
     node: NodeSpec
 
 
-def prepare(place: Place, check: Callable[[], None] = lambda: None) -> Prepared:
+def prepare(place: HostPlace, check: Callable[[], None] = lambda: None) -> Prepared:
     """Prepare this host. ``check`` is called now and then and may raise to end the preparation.
 
     Raises ConfigError for unreadable settings, requirements that cannot be installed, and missing GPUs.
@@ -60,7 +60,7 @@ def installed() -> dict[str, str]:
     }
 
 
-def node_of(place: Place, environment: Mapping[str, str]) -> NodeSpec:
+def node_of(place: HostPlace, environment: Mapping[str, str]) -> NodeSpec:
     """A host's resources in the cluster. Raises ConfigError for a host of the GPU group without GPUs."""
     hosts = place.hosts
     gpus = _gpus(hosts, environment)
