@@ -84,8 +84,8 @@ class Applying:
                 said.append(f"--apply could not repeat samples in this process: {text}.")
             else:
                 said += [NOTHING] if replacement is None else sentences(findings, replacement)
-        if replacement is not None and replacement.taken:
-            by_hand = self._edit(replacement.taken)
+        if replacement is not None and replacement.chosen:
+            by_hand = self._edit(replacement.chosen)
             said += by_hand
         if self._changes and self._yes:
             self._write()

@@ -36,7 +36,7 @@ class Replacement:
     """The measurement of equivalents.
 
     Args:
-        taken: the equivalents that pay, all used together.
+        chosen: the equivalents that pay, all used together.
         left: those that do not pay, each with its core-seconds over those of the original.
         unlike: those that would change the shape or the type of a sample.
         samples: the samples measured, each with the same random numbers before and after.
@@ -45,7 +45,7 @@ class Replacement:
         distances: of the outputs; None: the data set's samples differ from call to call, so that nothing can be compared.
     """
 
-    taken: Sequence[DropIn]
+    chosen: Sequence[DropIn]
     left: Sequence[tuple[DropIn, float]]
     unlike: Sequence[DropIn] = ()
     samples: int
@@ -75,9 +75,9 @@ def sentences(findings: Findings, replacement: Replacement) -> list[str]:
         f"{drop_in.name} stays: with {drop_in.path} samples have another shape or type."
         for drop_in in replacement.unlike
     ]
-    if not replacement.taken:
+    if not replacement.chosen:
         return said
-    ours = " and ".join(drop_in.path for drop_in in replacement.taken)
+    ours = " and ".join(drop_in.path for drop_in in replacement.chosen)
     said.append(
         f"{ours}: {replacement.before_s * 1e3:,.3g} → {replacement.after_s * 1e3:,.3g} core-ms a sample, measured on one core "
         f"with {replacement.samples} samples and equal seeds."
@@ -108,7 +108,7 @@ def document(findings: Findings, replacement: Replacement) -> Mapping[str, Any]:
     """The measurement for other programs, in seconds and samples/s."""
     then = predicted(findings, replacement)
     return {
-        "taken": [drop_in.path for drop_in in replacement.taken],
+        "taken": [drop_in.path for drop_in in replacement.chosen],
         "left": {drop_in.path: over for drop_in, over in replacement.left},
         "unlike": [drop_in.path for drop_in in replacement.unlike],
         "samples": replacement.samples,

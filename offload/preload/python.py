@@ -89,8 +89,8 @@ def own_folder() -> str:
     listener there gets this process's environment."""
     folder = socket_folder()
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    found = os.stat(folder, follow_symlinks=False)
-    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+    status = os.stat(folder, follow_symlinks=False)
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise PermissionError(folder)
     return folder
 

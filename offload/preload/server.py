@@ -226,14 +226,14 @@ def _serve(
 
 def _ended(alive: set[int], ended: str) -> set[int]:
     """Record the processes that have ended, and return them."""
-    found = set()
+    reaped = set()
     for child in alive:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
-            found.add(child)
+            reaped.add(child)
             with contextlib.suppress(OSError), open(ended, "a", encoding="ascii") as file:
                 file.write(f"{child} {os.waitstatus_to_exitcode(status)} {time.time():.0f}\n")
-    return found
+    return reaped
 
 
 def _end(alive: set[int], ended: str) -> None:

@@ -19,10 +19,10 @@ FIELDS = {"command_prefix", "env_vars", "py_executable", "override_worker_entryp
 
 def main(argv: list[str]) -> None:
     """Become the worker, through the shell as Ray does."""
-    found = worker_of(argv)
-    if found is None:
+    worker = worker_of(argv)
+    if worker is None:
         os.execv(sys.executable, [sys.executable, rays_own(), *argv])
-    command, environment = found
+    command, environment = worker
     os.environ.update(environment)
     os.execvp("bash", ["bash", "-c", command])
 
@@ -47,10 +47,10 @@ def worker_of(argv: list[str]) -> tuple[str, dict[str, str]] | None:
 
 def rays_own() -> str:
     """The path of Ray's own script."""
-    found = importlib.util.find_spec("ray")  # this imports nothing
-    assert found is not None
-    assert found.origin is not None
-    return os.path.join(os.path.dirname(found.origin), "_private", "workers", "setup_worker.py")
+    spec = importlib.util.find_spec("ray")  # this imports nothing
+    assert spec is not None
+    assert spec.origin is not None
+    return os.path.join(os.path.dirname(spec.origin), "_private", "workers", "setup_worker.py")
 
 
 if __name__ == "__main__":

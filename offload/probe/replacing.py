@@ -109,7 +109,7 @@ def measure(work: SampleWork, *, seconds: float) -> Replacement | None:
         else _side_by_side(work, by_drop_in, chosen, seconds / (len(names) + 1) if chosen else 0)
     )
     return Replacement(
-        taken=chosen,
+        chosen=chosen,
         left=left,
         unlike=unlike,
         samples=both.samples,

@@ -16,7 +16,7 @@ from tests.measure.test_findings import FOUND
 
 BLUR, JITTER = DROP_INS
 MEASURED = Replacement(
-    taken=(BLUR,),
+    chosen=(BLUR,),
     left=((JITTER, 0.98),),
     samples=48,
     before_s=0.08,
@@ -62,7 +62,7 @@ def test_cheaper_samples_never_lower_the_prediction(over: float) -> None:
             {"unlike": (JITTER,)},
             "ColorJitter stays: with offload.transforms.ColorJitter samples have another shape or type.",
         ),
-        ({"taken": (BLUR, JITTER)}, "offload.transforms.GaussianBlur and offload.transforms.ColorJitter: 80"),
+        ({"chosen": (BLUR, JITTER)}, "offload.transforms.GaussianBlur and offload.transforms.ColorJitter: 80"),
     ],
 )
 def test_each_outcome_has_its_sentence(change: dict[str, object], said: str) -> None:
@@ -70,7 +70,7 @@ def test_each_outcome_has_its_sentence(change: dict[str, object], said: str) -> 
 
 
 def test_where_nothing_pays_nothing_is_promised() -> None:
-    assert len(sentences(FOUND, dataclasses.replace(MEASURED, taken=()))) == 1
+    assert len(sentences(FOUND, dataclasses.replace(MEASURED, chosen=()))) == 1
 
 
 def test_programs_get_seconds_and_rates() -> None:

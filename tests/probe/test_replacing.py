@@ -73,7 +73,7 @@ def test_a_transform_is_found_wherever_it_is_held(holds: str) -> None:
     work = rows_of(held(holds))
     found = measure(work, seconds=0.2)
     assert found is not None
-    assert BLUR in [*found.taken, *(drop_in for drop_in, _ in found.left)]
+    assert BLUR in [*found.chosen, *(drop_in for drop_in, _ in found.left)]
     assert found.samples == 12
     assert found.distances is not None
     distances = {each.name: each for each in found.distances} or {"image": None}
@@ -102,7 +102,7 @@ def test_two_kinds_are_measured_alone_and_together() -> None:
     work = rows_of(Images(v2.Compose([v2.ColorJitter(0.4, 0.4, 0.4, 0.2), v2.GaussianBlur(23)])))
     found = measure(work, seconds=0.3)
     assert found is not None
-    assert {*found.taken, *(drop_in for drop_in, _ in found.left)} >= {BLUR, JITTER}
+    assert {*found.chosen, *(drop_in for drop_in, _ in found.left)} >= {BLUR, JITTER}
     assert found.after_s == pytest.approx(found.before_s * found.over)
 
 
@@ -140,7 +140,7 @@ def test_an_equivalent_that_changes_a_type_is_not_taken(monkeypatch: pytest.Monk
     found = measure(rows_of(Images(v2.GaussianBlur(23))), seconds=0.1)
     assert found is not None
     assert list(found.unlike) == [BLUR]
-    assert found.taken == ()
+    assert found.chosen == ()
 
 
 @pytest.mark.parametrize("batch_size", [5, None])
