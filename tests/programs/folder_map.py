@@ -50,8 +50,8 @@ QUESTIONS = {
         "launch/ray/launcher.py": "an example",
         "launch/arguments.py": "checks that all launchers share",
         "launch/files.py": "what travels with a script",
-        "cli/launching.py": "options and the follow loop that all commands share",
-        "cli/launch.py": "where the command joins",
+        "cli/launch/job_commands.py": "options and the follow loop that all commands share",
+        "cli/launch/__init__.py": "where the command joins",
     },
     "How do I add a rule of adaptation?": {
         "adapt/rules.py": "learning-rate rules",
@@ -122,6 +122,7 @@ ROOMS = (
     "adapt",
     "measure",
     "model",
+    "model/planning",
     "prices",
     "report",
 )
