@@ -245,10 +245,10 @@ def test_bad_options_end_before_anything_starts(tmp_path: Path, monkeypatch: pyt
 ASKS = """
 import sys
 from pathlib import Path
-from offload.cli.apply import Applying, Change
+from offload.cli.apply import Applying, FileChange
 path = Path(sys.argv[1]).resolve()
 applying = Applying(path, yes=False)
-applying._changes.append(Change(path=path, before=path.read_bytes(), text="after", diff=""))
+applying._changes.append(FileChange(path=path, before=path.read_bytes(), text="after", diff=""))
 applying.offer()
 """
 

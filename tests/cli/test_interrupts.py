@@ -92,7 +92,7 @@ def test_on_another_thread_nothing_is_touched() -> None:
 
 COMMAND = """
 import sys, time
-from offload import interrupts
+from offload.process import interrupts
 interrupts.END_S = 0.2
 handlers = interrupts.Interrupts()
 interrupts.LastResort(handlers)

@@ -339,7 +339,7 @@ def test_another_ray_is_named_with_both_versions(place: Place) -> None:
 
 FOLLOWS = """
 import sys
-from offload.launch.ray import watch
+from offload.launch.ray import running_job
 from offload.launch.ray.client import JobApi
 
 def show(text):
@@ -350,7 +350,7 @@ def say(text):
 
 cluster = JobApi(sys.argv[1])
 job = cluster.client.submit_job(entrypoint="for i in $(seq 1 30); do echo line $i; sleep 0.2; done")
-print("ENDED:", watch.follow(cluster, job, show, say)["status"])
+print("ENDED:", running_job.follow(cluster, job, show, say)["status"])
 """
 
 
