@@ -21,11 +21,11 @@ from offload.probe.depth import Depth, repeated_blocks
 from offload.probe.kept import Rows
 from offload.train.checkpoints.sharded import is_sharded
 from offload.train.messages import TRAIN
-from offload.train.worker.batch import BatchIterator, columns_of, shown_batch
 from offload.train.worker.context import Context, DdpOptions, has_many
-from offload.train.worker.delivery import Delivery
+from offload.train.worker.data.batch import BatchIterator, columns_of, shown_batch
+from offload.train.worker.data.delivery import Delivery
 from offload.train.worker.loop import StopRun, TrainingLoop
-from offload.train.worker.optimizer_steps import OptimizerSteps
+from offload.train.worker.steps.optimizer_steps import OptimizerSteps
 
 GRADIENTS = 16  # compared at equal parameters, to tell their noise; more if they do not, while time and rows last
 FEW_GRADIENTS = 8  # without a GPU, where a step takes long

@@ -24,7 +24,7 @@ from offload.measure.findings import Findings
 from offload.measure.sizes import Measured
 from offload.probe.bar import bar
 from offload.probe.work import LoaderWork, Work
-from offload.train.worker.fetching import PREFETCH_BLOCKS
+from offload.train.worker.data.fetching import PREFETCH_BLOCKS
 
 
 def probe_program(

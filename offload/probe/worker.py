@@ -27,11 +27,12 @@ from offload.probe.processes import CpuSeconds, cpu_seconds
 from offload.probe.stages import LEAST_RAW_BYTES, exact_over_auto, measure_stages
 from offload.train.hub.client import HubClient
 from offload.train.messages import TRAIN
-from offload.train.worker.agreement import NoAgreement
-from offload.train.worker.batches import Batches, Cutting, NoPeers
-from offload.train.worker.feed_client import BlockReader, HubFeed
+from offload.train.worker.data.batches import Batches, Cutting
+from offload.train.worker.data.feed_client import BlockReader, HubFeed
+from offload.train.worker.links.agreement import NoAgreement
+from offload.train.worker.links.peers import NoPeers
+from offload.train.worker.links.printing import printing_to_driver
 from offload.train.worker.loop import StopRun, TrainingLoop, budget_of, first_pass
-from offload.train.worker.printing import printing_to_driver
 from offload.train.worker.process import place_of, run_user_function
 from offload.train.worker.setup import UserFunctions, WorkerSetup
 

@@ -50,8 +50,8 @@ from offload.train.driver.fleet.messages import ClusterSeen, Learned, ResizeDeci
 from offload.train.driver.fleet.room import Terms
 from offload.train.driver.fleet.state import Fleet, Starting
 from offload.train.messages import TRAIN
-from offload.train.worker.batches import NoPeers
 from offload.train.worker.context import Context
+from offload.train.worker.links.peers import NoPeers
 from offload.train.worker.loop import Place, StopRun, TrainingLoop
 from offload.train.worker.setup import WorkerSetup
 

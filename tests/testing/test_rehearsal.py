@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from offload.testing.rehearsal import Rehearsal
-from offload.train.worker import batches
+from offload.train.worker.data import batches
 
 
 @pytest.mark.parametrize("seed", [*range(30), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(30, 330))])

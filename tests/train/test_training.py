@@ -27,8 +27,8 @@ from offload.testing.numbers import Line
 from offload.train.checkpoints import format as checkpoint
 from offload.train.checkpoints.format import MODEL_FILE, Progress, Training
 from offload.train.messages import Orders
-from offload.train.worker.checkpointer import RayCheckpointer
-from offload.train.worker.state import TrainingState
+from offload.train.worker.saving.checkpointer import RayCheckpointer
+from offload.train.worker.saving.state import TrainingState
 from tests.helpers import write_jpegs
 
 # A run starts a dozen processes: half a minute on a busy machine, and some tests need two.

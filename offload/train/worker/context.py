@@ -18,10 +18,10 @@ import torch
 from offload.errors import ConfigError, RunError
 from offload.model.checks import check_count, check_flag, check_number, shown
 from offload.train.messages import TRAIN
-from offload.train.worker.batch import Batch, BatchIterator, columns_of
+from offload.train.worker.data.batch import Batch, BatchIterator, columns_of
 from offload.train.worker.goal import Goal
-from offload.train.worker.joining import check_ddp
 from offload.train.worker.loop import TrainingLoop
+from offload.train.worker.steps.joining import check_ddp
 
 MOST_EPOCHS = 10**9  # a larger number is a mistake
 

@@ -24,24 +24,24 @@ from offload.pipeline.order.shuffling import pass_number
 from offload.train.checkpoints.sharded import is_part, is_sharded
 from offload.train.hub.client import HubClient
 from offload.train.messages import TRAIN, End, GroupStart, GroupStatus
-from offload.train.worker.agreement import OVERS, Heard, Mailbox, NoAgreement, Over, TrainingAgreement
-from offload.train.worker.batch import shown_batch
-from offload.train.worker.batch_scaling import BatchScaling
-from offload.train.worker.batches import Batches, Cutting, LocalBatch, Peers
-from offload.train.worker.checkpointer import Checkpointer
-from offload.train.worker.committing import Committer
-from offload.train.worker.cutting import Budget, Cut, Skipped
-from offload.train.worker.delivery import Delivery
-from offload.train.worker.device_memory import DeviceMemory, DeviceMemoryError
-from offload.train.worker.feed_client import FeedClient, HubFeed
+from offload.train.worker.data.batch import shown_batch
+from offload.train.worker.data.batches import Batches, Cutting, LocalBatch
+from offload.train.worker.data.cutting import Budget, Cut, Skipped
+from offload.train.worker.data.delivery import Delivery
+from offload.train.worker.data.feed_client import FeedClient, HubFeed
 from offload.train.worker.goal import Goal
-from offload.train.worker.joining import Join
-from offload.train.worker.peers import Talk
-from offload.train.worker.reporter import Reporter
+from offload.train.worker.links.agreement import OVERS, Heard, Mailbox, NoAgreement, Over, TrainingAgreement
+from offload.train.worker.links.peers import Peers, Talk
+from offload.train.worker.links.reporter import Reporter
+from offload.train.worker.links.watchdog import Watchdog
+from offload.train.worker.saving.checkpointer import Checkpointer
+from offload.train.worker.saving.committing import Committer
+from offload.train.worker.saving.state import TrainingState
 from offload.train.worker.setup import WorkerSetup
-from offload.train.worker.state import TrainingState
-from offload.train.worker.stepping import Stepper
-from offload.train.worker.watchdog import Watchdog
+from offload.train.worker.steps.batch_scaling import BatchScaling
+from offload.train.worker.steps.device_memory import DeviceMemory, DeviceMemoryError
+from offload.train.worker.steps.joining import Join
+from offload.train.worker.steps.stepping import Stepper
 
 OUTSIDE = -1  # in the place of an epoch's number, for passes before and after the epochs
 RESIZE_DEADLINE_S = 600.0

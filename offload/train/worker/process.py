@@ -18,15 +18,14 @@ from offload import forks
 from offload.errors import RunError, find_offload_error
 from offload.model.checks import shown
 from offload.pipeline.program.pickling import Carried
-from offload.train.worker.batches import NoPeers
-from offload.train.worker.checkpointer import RayCheckpointer
 from offload.train.worker.context import Context
-from offload.train.worker.joining import Distributed
+from offload.train.worker.links.peers import DistPeers, NoPeers
+from offload.train.worker.links.printing import printing_to_driver
 from offload.train.worker.loop import Place, StopRun, TrainingLoop
-from offload.train.worker.peers import DistPeers
-from offload.train.worker.printing import printing_to_driver
-from offload.train.worker.seeding import seed_at_start
+from offload.train.worker.saving.checkpointer import RayCheckpointer
+from offload.train.worker.saving.state import seed_at_start
 from offload.train.worker.setup import UserFunctions, WorkerSetup
+from offload.train.worker.steps.joining import Distributed
 from offload.uncaught import LIBRARIES, of_program
 
 

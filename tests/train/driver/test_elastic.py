@@ -22,7 +22,7 @@ from offload.testing.history import each_pass, log_batch, read_history
 from offload.testing.numbers import Line
 from offload.train.checkpoints import format as checkpoint
 from offload.train.driver.run import Run
-from offload.train.worker import batches
+from offload.train.worker.data import batches
 
 # A run starts a dozen processes, and each change of the workers some more.
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.slow]

@@ -25,12 +25,12 @@ from offload.testing.in_threads import (
 )
 from offload.train.config import Adaptation, BatchSize, Checkpoints
 from offload.train.messages import TRAIN
-from offload.train.worker.batches import NoPeers
-from offload.train.worker.checkpointer import Content
 from offload.train.worker.context import Context
-from offload.train.worker.joining import Join
+from offload.train.worker.links.peers import NoPeers
 from offload.train.worker.loop import Place, TrainingLoop
+from offload.train.worker.saving.checkpointer import Content
 from offload.train.worker.setup import WorkerSetup
+from offload.train.worker.steps.joining import Join
 
 VAL = "val"
 UNLABELED = "unlabeled"  # shuffled in each pass

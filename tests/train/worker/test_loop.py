@@ -31,12 +31,12 @@ from offload.testing.in_threads import (
 from offload.train.config import Adaptation, BatchSize, Checkpoints
 from offload.train.messages import TRAIN, Orders
 from offload.train.worker import loop as loop_module
-from offload.train.worker.batches import NoPeers
 from offload.train.worker.context import Context
 from offload.train.worker.goal import Goal
+from offload.train.worker.links.peers import NoPeers
 from offload.train.worker.loop import Place, TrainingLoop
+from offload.train.worker.saving.state import TrainingState
 from offload.train.worker.setup import WorkerSetup
-from offload.train.worker.state import TrainingState
 from tests.train.worker.local_runs import LocalRun, commit, loss_of, prepared
 
 BATCH = 4
