@@ -25,11 +25,13 @@ from offload.testing.in_threads import (
 )
 from offload.train.config import Adaptation, BatchSize, Checkpoints
 from offload.train.messages import TRAIN
+from offload.train.worker.assembly import training_loop
 from offload.train.worker.context import Context
 from offload.train.worker.links.peers import NoPeers
-from offload.train.worker.loop import Place, TrainingLoop
+from offload.train.worker.loop import TrainingLoop
+from offload.train.worker.place import Place
 from offload.train.worker.saving.checkpointer import Content
-from offload.train.worker.setup import WorkerSetup
+from offload.train.worker.setup import DatasetSetup, WorkerSetup
 from offload.train.worker.steps.joining import Join
 
 VAL = "val"
@@ -79,7 +81,9 @@ class LocalRun:
         def work(rank: int) -> None:
             try:
                 torch.manual_seed(0)
-                loops[rank] = loop = TrainingLoop(self._setup(hub, streams, workers), self._place(ranks, rank, workers))
+                loops[rank] = loop = training_loop(
+                    self._setup(hub, streams, workers), self._place(ranks, rank, workers)
+                )
                 function(Context(loop))
                 loop.commit_rest()
                 loop.finish()
@@ -105,19 +109,17 @@ class LocalRun:
             split=self.sizes.split(workers),
             batch_size=self.sizes,
             adaptation=Adaptation(),
-            on_device=dict.fromkeys(streams, ()),
-            collate_fn={},
-            sized=dict.fromkeys(streams, self.samples),
-            classes={},
-            resumable=dict.fromkeys(streams, self._resumable),
-            ordered={name: name == VAL for name in streams},
-            varied=frozenset([TRAIN, UNLABELED]),
+            datasets={
+                name: DatasetSetup(
+                    samples=self.samples, resumable=self._resumable, ordered=name == VAL, varied=name != VAL
+                )
+                for name in streams
+            },
             checkpoints=self.checkpoints,
             precision="fp32",
             seed=0,
             hang_s=math.inf,  # threads of a failed worker outlive the test, and the watchdog would end this process
             deterministic=False,
-            config={},
         )
 
     def _place(self, ranks: Mapping[str, Ranks], rank: int, workers: int) -> Place:
@@ -127,7 +129,7 @@ class LocalRun:
             world_size=workers,
             device=torch.device("cpu"),
             node="node",
-            talk=Peer(ranks["talk"], rank) if several else None,
+            talk=Peer(ranks["talk"], rank) if several else NoPeers(),
             peers={name: Peer(ranks[name], rank) if several else NoPeers() for name in SETS},
             checkpoints=_Checkpointer(self._shelf, ranks["checkpoints"], rank, self._kept),
             join=self._join(),
@@ -168,4 +170,4 @@ def loss_of(model: torch.nn.Module, batch: Any) -> torch.Tensor:
 
 def commit(ctx: Context) -> None:
     """Commit a checkpoint between two steps, as the loop does at regular intervals."""
-    ctx._loop._commit("interval")
+    ctx._loop.committer.commit("interval")

@@ -37,6 +37,12 @@ class Budget:
     most: int
 
 
+def budget_of(collate_fn: Any) -> Budget | None:
+    """The limit of tokens that a collate function sets for a batch, such as :class:`offload.collate.pad` with ``max_tokens``."""
+    most = getattr(collate_fn, "max_tokens", None)
+    return None if most is None else Budget(tokens=collate_fn.tokens, most=most)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cut:
     """The rows of a local batch: ``pieces`` of columns, or whole ``samples`` with their ``ids``.

@@ -29,21 +29,6 @@ class Peers(Protocol):
         """``value`` of rank ``source``, on every rank."""
 
 
-class NoPeers:
-    """The peers of a rank in a world of one."""
-
-    world_size = 1
-
-    def __init__(self, rank: int = 0) -> None:
-        self.rank = rank
-
-    def gather(self, mine: Sequence[int]) -> list[list[int]]:
-        return [list(mine)]
-
-    def broadcast(self, value: Any, source: int) -> Any:
-        return value
-
-
 class Talk(Protocol):
     """The connection of all ranks' training threads. All ranks must call each method, in the same order, and for the same ``what``: the
     user's call that it serves, with all that must be equal on the ranks. Else all ranks raise the same RunError, before they exchange
@@ -75,8 +60,29 @@ def check_agreed(told: Sequence[str]) -> None:
     )
 
 
+class NoPeers:
+    """The :class:`Peers` and the :class:`Talk` of a rank in a world of one."""
+
+    world_size = 1
+
+    def __init__(self, rank: int = 0) -> None:
+        self.rank = rank
+
+    def gather(self, mine: Sequence[int]) -> list[list[int]]:
+        return [list(mine)]
+
+    def gather_objects(self, mine: Any, what: str = INTERNAL) -> list[Any]:
+        return [mine]
+
+    def broadcast(self, value: Any, source: int) -> Any:
+        return value
+
+    def sum(self, values: Sequence[float], what: str) -> list[float]:
+        return list(values)
+
+
 class DistPeers:
-    """A group of all ranks for one kind of message; see :class:`Peers`.
+    """A group of all ranks for one kind of message, as :class:`Peers` and as :class:`Talk`.
 
     All ranks construct it in the same order. Each thread needs its own group: messages of one group keep their order.
     """

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from offload.adapt.commits import commit_interval_s
+from offload.measure.steps import StepMeter
 from offload.train.checkpoints.ray_list import with_score
 from offload.train.config import Checkpoints
 from offload.train.worker.links.reporter import Reporter
@@ -17,13 +18,25 @@ LEAST_TO_GO_ON_S = 5.0  # least interval of commits without waiting: Ray Train a
 FIRST_COMMIT_S = 60.0  # interval until the cost of a commit is known
 
 
+class Described(Protocol):
+    """What a checkpoint says of the run beside the training state."""
+
+    def current_metrics(self) -> Mapping[str, float]:
+        """The metrics that describe the model as it is now."""
+
+    def adaptation(self) -> Mapping[str, Any]:
+        """What adaptation goes on with after a resume."""
+
+
 class Committer:
     """The commits of one rank.
 
     Args:
         checkpoints: the user's settings.
         state: the training state to commit.
+        described: what checkpoints say beside it.
         reporter, watchdog: receivers of every commit; only rank 0's reporter gets it.
+        meter: measures the steps, to which the time of a commit does not belong.
         rank: the rank of this worker.
         failures_per_s: the rate of failures, as far as known.
     """
@@ -32,25 +45,31 @@ class Committer:
         self,
         checkpoints: Checkpoints,
         state: TrainingState,
+        described: Described,
         reporter: Reporter,
         watchdog: Watchdog,
+        meter: StepMeter,
         *,
         rank: int,
         failures_per_s: float,
     ) -> None:
-        self._every_s, self._state, self._reporter, self._watchdog = checkpoints.every_s, state, reporter, watchdog
-        self._checkpoints = checkpoints
+        self._checkpoints, self._state, self._described = checkpoints, state, described
+        self._reporter, self._watchdog, self._meter = reporter, watchdog, meter
         self._rank, self._failures_per_s = rank, failures_per_s
         self._cost_s: float | None = None
-        self._due_at = time.monotonic()
+        self._due_at = state.committed_at
 
-    def commit(self, reason: str, metrics: Mapping[str, float], adapting: Mapping[str, Any]) -> None:
-        """Write a checkpoint. All ranks must call it. Training waits until it is written, except for regular commits. ``metrics``: those
-        that describe the model as it is now."""
+    def commit(self, reason: str) -> None:
+        """Write a checkpoint. All ranks must call it. Training waits until it is written, except for regular commits."""
+        with self._meter.outside():
+            self._commit(reason)
+
+    def _commit(self, reason: str) -> None:
         began = time.monotonic()
         later = reason == "interval" and (self._interval_s() or 0.0) >= LEAST_TO_GO_ON_S
+        metrics = with_score(self._described.current_metrics(), self._checkpoints)
         with self._watchdog.waiting():
-            self._state.commit(with_score(metrics, self._checkpoints), adapting, wait=not later)
+            self._state.commit(metrics, self._described.adaptation(), wait=not later)
         if later:
             self._cost_s = self._state.committed_at - began
         if self._rank == 0 and self._state.models:  # a loop that trains nothing stores nothing
@@ -69,6 +88,6 @@ class Committer:
         return True
 
     def _interval_s(self) -> float | None:
-        if self._every_s != "auto":
-            return self._every_s
+        if self._checkpoints.every_s != "auto":
+            return self._checkpoints.every_s
         return FIRST_COMMIT_S if self._cost_s is None else commit_interval_s(self._cost_s, self._failures_per_s)

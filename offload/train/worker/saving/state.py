@@ -10,7 +10,7 @@ import io
 import random
 import textwrap
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,27 +21,9 @@ from offload.pipeline.order.ranges import Ranges
 from offload.train.checkpoints import format as checkpoints
 from offload.train.checkpoints.format import Progress, Training
 from offload.train.checkpoints.plain import NotPlainError, to_plain
-from offload.train.checkpoints.sharded import divided, is_part, is_sharded, load_model, load_optimizer, whole
 from offload.train.worker.links.peers import INTERNAL, Talk
 from offload.train.worker.saving.checkpointer import Checkpointer, Stored
-
-
-def seed_at_start(seed: int, rank: int) -> None:
-    """Seed the generators before the user's function runs: torch's the same on all ranks, which build the same model, the others by
-    rank."""
-    torch.manual_seed(seed)
-    np.random.seed((seed + rank) & 0xFFFFFFFF)
-    random.seed(seed + rank)
-
-
-def seed_at_step(seed: int, rank: int, step: int) -> None:
-    """Seed the generators of a run that goes on at this step with another number of workers. The checkpoint holds no generators for
-    them."""
-    words = np.random.SeedSequence([seed & 0xFFFFFFFFFFFFFFFF, rank, step]).generate_state(3)
-    torch.manual_seed(int(words[0]))
-    np.random.seed(int(words[1]))
-    random.seed(int(words[2]))
-
+from offload.train.worker.saving.objects import REMEDY_PLAIN, TensorMap, TrainedObjects, copied, gathered
 
 MOST_SAID = 300  # characters of the reason why a checkpoint does not fit
 
@@ -50,7 +32,7 @@ class TrainingState:
     """The state of one worker. All ranks must call the methods that talk to other ranks.
 
     Args:
-        talk: the other ranks; None in a world of one.
+        talk: the other ranks.
         checkpoints: the run's checkpoints.
         seed, samples, source: the seed of the run, the number of its training samples (None: unknown), and their identity if their
             number does not tell it. Together they determine the order of an epoch; checkpoints record them.
@@ -60,7 +42,7 @@ class TrainingState:
 
     def __init__(
         self,
-        talk: Talk | None,
+        talk: Talk,
         checkpoints: Checkpointer,
         *,
         seed: int,
@@ -70,9 +52,7 @@ class TrainingState:
         resumable: bool,
     ) -> None:
         self.progress = Progress()
-        self.scaler = scaler
-        self.models: list[torch.nn.Module] = []
-        self.optimizers: list[torch.optim.Optimizer] = []
+        self.objects = TrainedObjects(scaler)
         self.committed_at = self._began = time.monotonic()
         self.settled = True  # the last commit is complete
         self.changed = ""
@@ -83,12 +63,25 @@ class TrainingState:
         self._checkpoints = checkpoints
         self._talk, self._resumable = talk, resumable
         self._order: dict[str, Any] = {"seed": seed, "samples": samples, "source": source}
-        self._others: list[Any] = []
-        self._sharded = False
         self._trained: list[Ranges] = []  # positions since the last commit
         self._committed_step = 0
         self._stored_model: dict[str, Any] = {}
         self._stored: Training | None = None
+
+    @property
+    def models(self) -> list[torch.nn.Module]:
+        """The trained models."""
+        return self.objects.models
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """The optimizers of the models."""
+        return self.objects.optimizers
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """The gradient scaler, for fp16."""
+        return self.objects.scaler
 
     @property
     def storing(self) -> bool:
@@ -133,7 +126,7 @@ class TrainingState:
                 errors.append(str(error))
             # One rank may be able to read a checkpoint that another cannot: all use the newest that every rank can read.
             furthest = at if content is not None else at + 1
-            agreed = furthest if self._talk is None else max(self._talk.gather_objects(furthest))
+            agreed = max(self._talk.gather_objects(furthest))
             if agreed == at and content is not None:
                 self.damaged = errors
                 return content
@@ -149,14 +142,7 @@ class TrainingState:
         Raises ConfigError if the checkpoint does not fit, and for state that no checkpoint can hold: better now than hours later, when
         the run resumes.
         """
-        self.models = list(models)
-        self.optimizers = [o for o in others if isinstance(o, torch.optim.Optimizer)]
-        self._others = [o for o in others if not isinstance(o, torch.optim.Optimizer)]
-        for optimizer in self.optimizers:
-            # Made where the models were before: Adagrad makes its state at once, and a script may have read one. Loading moves it.
-            if any(map(_is_elsewhere, optimizer.state, optimizer.state.values())):
-                optimizer.load_state_dict(optimizer.state_dict())
-        self._sharded = any(map(is_sharded, (*self.models, *self._others))) or any(map(is_part, self._loose()))
+        self.objects.adopt(models, others)
         if self._stored is not None:
             self._restore(self._stored)
         self._try_commit()
@@ -176,10 +162,9 @@ class TrainingState:
 
     def accumulated(self, what: str = INTERNAL) -> dict[str, float]:
         """The sums of the pass over all ranks, including those from before a restart. ``what``: the user's call that asks for them."""
-        mine = [self._sums] if self._talk is None else self._talk.gather_objects(self._sums, what)
         total = dict(self._summed)
-        for each in mine:
-            for name, value in each.items():
+        for sums in self._talk.gather_objects(self._sums, what):
+            for name, value in sums.items():
                 total[name] = total.get(name, 0.0) + value
         return total
 
@@ -217,11 +202,8 @@ class TrainingState:
 
         Raises RunError if the storage refuses it; without ``wait``, the error ends the run later.
         """
-        mine = Ranges.of_all(self._trained)
-        all_trained = [mine] if self._talk is None else self._talk.gather_objects(mine)
-        generators = (
-            [checkpoints.rng_state()] if self._talk is None else self._talk.gather_objects(checkpoints.rng_state())
-        )
+        all_trained = self._talk.gather_objects(Ranges.of_all(self._trained))
+        generators = self._talk.gather_objects(checkpoints.rng_state())
         trained = self.progress.trained
         for part in all_trained:
             trained = trained.union(part)
@@ -234,16 +216,17 @@ class TrainingState:
         self._began = time.monotonic()
         self._trained.clear()
         position = {"epoch": self.progress.epoch, "step": self.progress.step}
-        writes = (self._talk is None or self._talk.rank == 0) and bool(self.models)
-        keep = (lambda each: each) if wait else copied
+        writes = self._talk.rank == 0 and bool(self.models)
+        # Without waiting, the next steps change the tensors while the checkpoint is written.
+        keep = (lambda tensor: tensor) if wait else copied
         try:
-            if self._sharded:  # all ranks gather what one of them writes
-                gathered = self._content(generators, adapting, lambda each: _gathered(each, keep, writes))
-                content = gathered if writes else None
+            if self.objects.sharded:  # all ranks gather what one of them writes
+                whole = self._content(generators, adapting, lambda tensor: gathered(tensor, keep, writes))
+                content = whole if writes else None
             else:
                 content = self._content(generators, adapting, keep) if writes else None
         except NotPlainError as error:
-            raise RunError(f"a checkpoint could not be committed: {error} {_REMEDY_PLAIN}") from None
+            raise RunError(f"a checkpoint could not be committed: {error} {REMEDY_PLAIN}") from None
         self._checkpoints.keep({**metrics, **position}, content, wait=wait)
         self.committed_at = self._began = time.monotonic()
         self._committed_step, self.settled = self.progress.step, wait
@@ -251,9 +234,9 @@ class TrainingState:
     def _try_commit(self) -> None:
         """Save and load everything in memory, with empty tensors. Raises ConfigError for state that cannot be loaded."""
         try:
-            content = self._content([checkpoints.rng_state()], {}, lambda each: torch.empty(0, dtype=each.dtype))
+            content = self._content([checkpoints.rng_state()], {}, lambda tensor: torch.empty(0, dtype=tensor.dtype))
         except NotPlainError as error:
-            raise ConfigError(f"{error} {_REMEDY_PLAIN}") from None
+            raise ConfigError(f"{error} {REMEDY_PLAIN}") from None
         for part in content:
             buffer = io.BytesIO()
             torch.save(part, buffer)
@@ -261,56 +244,26 @@ class TrainingState:
             torch.load(buffer, map_location="cpu", weights_only=True)
 
     def _content(
-        self,
-        generators: list[Any],
-        adapting: Mapping[str, Any],
-        tensor: Callable[[torch.Tensor], torch.Tensor],
+        self, generators: list[Any], adapting: Mapping[str, Any], tensor: TensorMap
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """(model state, :class:`Training` state) as plain data, with ``tensor`` applied to each tensor. Raises NotPlainError."""
-        states = [to_plain(each.state_dict(), "the model's state_dict()", tensor) for each in self.models]
-        model = states[0] if len(states) == 1 else {str(i): each for i, each in enumerate(states)}
+        states = self.objects.states(tensor)
         training = Training(
             progress=self.progress,
-            optimizers=[_state_of(each, tensor) for each in self.optimizers],
-            others=[_state_of(each, tensor) for each in self._others],
-            loose=to_plain(self._loose(), "a parameter that only an optimizer holds", tensor),
-            scaler=_state_of(self.scaler, tensor) if self.scaler is not None else None,
+            optimizers=states.optimizers,
+            others=states.others,
+            loose=states.loose,
+            scaler=states.scaler,
             rng=generators,
             adapting=to_plain(adapting, "what adaptation learned", tensor),
             sums=self._summed if self._resumable else {},
             **self._order,
         )
-        return model, training.to_state()
-
-    def _loose(self) -> list[torch.Tensor]:
-        """The parameters that only an optimizer holds, such as a temperature, or the weights of a loss that is not prepared."""
-        modules = [each for each in (*self.models, *self._others) if isinstance(each, torch.nn.Module)]
-        known = {id(p) for module in modules for p in module.parameters()}
-        held = {id(p): p for o in self.optimizers for group in o.param_groups for p in group["params"]}
-        return [parameter for number, parameter in held.items() if number not in known]
+        return states.model, training.to_state()
 
     def _restore(self, stored: Training) -> None:
         try:
-            kept = self._stored_model
-            several = bool(kept) and all(name.isdigit() and isinstance(each, Mapping) for name, each in kept.items())
-            _check_count("trained models", len(kept) if several else 1, len(self.models))
-            _check_count("optimizers", len(stored.optimizers), len(self.optimizers))
-            _check_count("other objects", len(stored.others), len(self._others))
-            for i, model in enumerate(self.models):
-                load_model(model, kept[str(i)] if several else kept)
-            for optimizer, state in zip(self.optimizers, stored.optimizers, strict=True):
-                load_optimizer(optimizer, state)
-            for parameter, value in zip(self._loose(), stored.loose, strict=bool(stored.loose)):
-                if value.shape != parameter.shape:
-                    raise ValueError(f"a parameter has the shape {tuple(parameter.shape)}, not {tuple(value.shape)}.")
-                parameter.data.copy_(divided(value, parameter) if is_part(parameter) else value)
-            for item, state in zip(self._others, stored.others, strict=True):
-                if isinstance(item, torch.nn.Module):
-                    load_model(item, state)
-                else:
-                    item.load_state_dict(state)
-            if self.scaler is not None and stored.scaler is not None:
-                self.scaler.load_state_dict(dict(stored.scaler))
+            self.objects.restore(self._stored_model, stored)
         except Exception as error:  # a load_state_dict may raise anything
             # The second line of torch's errors names the first parameter that does not fit, in a list that may be long.
             lines = (str(error).strip() or type(error).__name__).splitlines()[:2]
@@ -319,43 +272,26 @@ class TrainingState:
                 f"the checkpoint of this run does not fit the model or optimizer of the script: {why}. Restore the script "
                 f"that began the run, or start again with {argument('overwrite', True)}."
             ) from None
-        rank, ranks = (0, 1) if self._talk is None else (self._talk.rank, self._talk.world_size)
-        if len(stored.rng) == ranks:
+        rank = self._talk.rank
+        if len(stored.rng) == self._talk.world_size:
             checkpoints.set_rng_state(stored.rng[rank])
         else:
             seed_at_step(self._order["seed"], rank, self.progress.step)
         self._stored_model = {}  # as large as the model
 
 
-def _is_elsewhere(parameter: Any, state: Any) -> bool:
-    """Whether a parameter's optimizer state lies on another device. Its number of steps may: torch keeps that on the CPU."""
-    if not (isinstance(parameter, torch.Tensor) and isinstance(state, Mapping)):  # an optimizer of the user's
-        return False
-    tensors = [each for each in state.values() if isinstance(each, torch.Tensor) and each.dim()]
-    return any(each.device != parameter.device for each in tensors)
+def seed_at_start(seed: int, rank: int) -> None:
+    """Seed the generators before the user's function runs: torch's the same on all ranks, which build the same model, the others by
+    rank."""
+    torch.manual_seed(seed)
+    np.random.seed((seed + rank) & 0xFFFFFFFF)
+    random.seed(seed + rank)
 
 
-def _check_count(what: str, stored: int, given: int) -> None:
-    """Raise ValueError if the script has prepared more or fewer objects of a kind than the checkpoint holds."""
-    if stored != given:
-        raise ValueError(f"the number of {what} is {stored} in the checkpoint, and {given} in ctx.prepare")
-
-
-_REMEDY_PLAIN = "Make its state_dict() return such data, or do not pass it to ctx.prepare."
-
-
-def _state_of(item: Any, tensor: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    return to_plain(item.state_dict(), f"the state_dict() of {type(item).__name__}", tensor)
-
-
-def _gathered(tensor: torch.Tensor, keep: Callable[[torch.Tensor], torch.Tensor], writes: bool) -> torch.Tensor:
-    """A tensor for the checkpoint: a sharded one whole, on the CPU, since a device may not hold the whole model. Nothing on ranks that do
-    not write."""
-    if is_part(tensor):
-        tensor, keep = whole(tensor), copied
-    return keep(tensor) if writes else torch.empty(0, dtype=tensor.dtype)
-
-
-def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a tensor on the CPU, which training does not change."""
-    return tensor.detach().to("cpu", copy=True)
+def seed_at_step(seed: int, rank: int, step: int) -> None:
+    """Seed the generators of a run that goes on at this step with another number of workers. The checkpoint holds no generators for
+    them."""
+    words = np.random.SeedSequence([seed & 0xFFFFFFFFFFFFFFFF, rank, step]).generate_state(3)
+    torch.manual_seed(int(words[0]))
+    np.random.seed(int(words[1]))
+    random.seed(int(words[2]))

@@ -22,18 +22,24 @@ class DeviceMemoryError(RunError):
 def largest_local_batch(local_batch_size: int, *, peak: float, resident: float, total: float) -> int:
     """The largest local batch that fits. Batches of ``local_batch_size`` allocated up to ``peak`` bytes; ``resident`` bytes of these
     stay between batches (model, optimizer). The device has ``total`` bytes."""
-    each = (peak - resident) / local_batch_size
-    if each <= 0:
+    # The memory of a batch is linear in its samples: model and optimizer stay, activations grow with each sample.
+    sample_bytes = (peak - resident) / local_batch_size
+    if sample_bytes <= 0:
         return local_batch_size
-    return max(math.floor((USABLE * total - resident) / each), 1)
+    return max(math.floor((USABLE * total - resident) / sample_bytes), 1)
 
 
 class DeviceMemory:
-    """The memory measured on one worker's device; nothing on a CPU."""
+    """The memory measured on one worker's device; nothing on a CPU.
+
+    Attributes:
+        most_local: the largest local batch that fits, by the last measurement; None if unknown.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device if device.type == "cuda" else None
         self._resident = 0
+        self.most_local: int | None = None
 
     def between_batches(self) -> None:
         """Measure the memory that stays allocated between batches."""
@@ -41,12 +47,12 @@ class DeviceMemory:
             self._resident = torch.cuda.memory_allocated(self._device)
             torch.cuda.reset_peak_memory_stats(self._device)
 
-    def largest(self, local_batch_size: int) -> int | None:
-        """The largest local batch that fits, measured after a batch of this size; None if unknown."""
+    def after_batch(self, local_batch_size: int) -> None:
+        """Estimate the largest local batch that fits, after a batch of this size."""
         if self._device is None:
-            return None
+            return
         free, _ = torch.cuda.mem_get_info(self._device)
-        return largest_local_batch(
+        self.most_local = largest_local_batch(
             local_batch_size,
             peak=torch.cuda.max_memory_allocated(self._device),
             resident=self._resident,

@@ -19,8 +19,11 @@ from offload.train.worker.steps.gradients import scale_gradients
 class Trained(Protocol):
     """What trains: all optimizers, and fp16's scaler, if there is one."""
 
-    optimizers: list[torch.optim.Optimizer]
-    scaler: torch.amp.GradScaler | None
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]: ...
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None: ...
 
 
 class OptimizerSteps:

@@ -33,6 +33,62 @@ class _Step:
     clip_norm: float | None
 
 
+class GlobalBatch:
+    """The part of a global batch that has gone through backward: its weights, and the gradients that accumulate.
+
+    Attributes:
+        micro_batches: the micro-batches that are complete.
+        rows: the samples of all ranks.
+        takes_part: whether samples of this rank count.
+        assumed: the weight by which losses are divided: known for a single micro-batch, assumed full for several.
+        kept: the weight of the samples that count. The step multiplies gradients by ``assumed / kept``.
+        trained: the positions of complete micro-batches.
+    """
+
+    def __init__(self) -> None:
+        self.micro_batches = self.rows = 0
+        self.takes_part = False
+        self.assumed = self.kept = 0.0
+        self.trained: list[Ranges] = []
+        # Each gradient with its parameter, and with torch's count of its changes in place.
+        self._accumulated: list[tuple[torch.Tensor, torch.Tensor, int]] = []
+
+    def add(self, batch: LocalBatch) -> None:
+        """Add the weights of a micro-batch that takes part in the gradient."""
+        if self.micro_batches == 0:
+            split = batch.split
+            # Samples weigh more than one each if tokens count.
+            full = (
+                split.global_batch_size
+                if batch.all_weight == batch.all_rows
+                else batch.all_weight * (split.accum_steps + 1)
+            )
+            # Samples without a token weigh nothing, and a batch may hold no others.
+            self.assumed = (batch.all_weight if split.accum_steps == 0 else full) or 1
+            self.kept = 0.0
+        self.rows += batch.all_rows
+        self.kept += batch.all_weight
+
+    def end_micro_batch(self, batch: LocalBatch, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Keep the gradients that the optimizers' parameters have so far, since the loop may clear them."""
+        self.trained.append(batch.positions)
+        held = {id(p): p for o in optimizers for g in o.param_groups for p in g["params"]}
+        self._accumulated = [(p, p.grad, p.grad._version) for p in held.values() if p.grad is not None]
+        self.micro_batches += 1
+
+    def take_back_gradients(self) -> None:
+        """Take back the gradients that the loop has cleared since the last micro-batch, as plain loops do before or after each step."""
+        for parameter, gradient, version in self._accumulated:
+            if gradient._version != version:
+                raise RunError(
+                    "the loop changes gradients between the micro-batches of a global batch, as zero_grad(set_to_none=False) does. Leave "
+                    "that out: ctx.step() clears the gradients of a complete batch."
+                )
+            if parameter.grad is None:
+                parameter.grad = gradient
+        self._accumulated = []
+
+
 class Stepper:
     """The optimizer steps of one rank.
 
@@ -51,7 +107,6 @@ class Stepper:
         joined: the trained models.
         batch: the current local batch; None between two batches.
         stepping: whether the optimizers are stepping: a failure meanwhile leaves them half updated.
-        most_local: the largest local batch that fits into the device's memory, as far as known.
     """
 
     def __init__(
@@ -68,18 +123,12 @@ class Stepper:
     ) -> None:
         self.batch: LocalBatch | None = None
         self.stepping = False
-        self.most_local: int | None = None
         self._state, self._meter, self._watchdog = state, meter, watchdog
         self._rank, self._workers, self._scaling, self._memory = rank, workers, scaling, memory
         self.joined = JoinedModels(join, meter, workers=workers)
         self._optimizer_steps = OptimizerSteps(state)
         self._went_backward = self._skipped = self._is_last = False
-        self._takes_part = False  # samples of this rank count in the global batch
-        self._micro_batches = self._rows = 0
-        self._kept = self._goal = 0.0
-        self._trained: list[Ranges] = []
-        # The gradients of the micro-batches so far, each with its parameter and the number of changes in place.
-        self._accumulated: list[tuple[torch.Tensor, torch.Tensor, int]] = []
+        self._global = GlobalBatch()
         self._done: list[_Step] = []  # in this batch
         self._usual: list[_Step] = []  # in the last batch with any that was not skipped
         self._plain: list[_Step] = []  # in this batch, made by the loop itself
@@ -98,7 +147,12 @@ class Stepper:
     @property
     def between_global_batches(self) -> bool:
         """Whether no gradient is accumulated."""
-        return self._micro_batches == 0
+        return self._global.micro_batches == 0
+
+    @property
+    def within_global_batch(self) -> bool:
+        """Whether samples of a global batch are under way or accumulated."""
+        return self.batch is not None or not self.between_global_batches
 
     def begin_global_batch(self, split: BatchSplit) -> None:
         """Prepare for the first micro-batch of a global batch."""
@@ -108,9 +162,9 @@ class Stepper:
 
     def abandon(self) -> None:
         """Forget the batch and the accumulated gradients of a pass that the loop has broken off."""
-        if self._micro_batches or self._rows:
+        if self._global.micro_batches or self._global.rows:
             self._clear_gradients()
-        self._trained, self._accumulated, self._micro_batches, self._rows, self.batch = [], [], 0, 0, None
+        self._global, self.batch = GlobalBatch(), None
 
     def _clear_gradients(self) -> None:
         for optimizer in self._state.optimizers:
@@ -122,9 +176,9 @@ class Stepper:
         self._went_backward = self._skipped = False
         self.stepping = self._in_plain = False
         if self.between_global_batches:
-            self._takes_part = False
+            self._global.takes_part = False
             self.joined.begin_global_batch()
-        self.joined.begin_batch(exchanges=self._micro_batches == batch.split.accum_steps)
+        self.joined.begin_batch(exchanges=self._global.micro_batches == batch.split.accum_steps)
         self._is_last = batch.split.accum_steps == 0
         self._done, self._plain = [], []
 
@@ -144,8 +198,9 @@ class Stepper:
         if not self._went_backward and not self._skipped:
             self._begin_gradient(batch, has_another)
         self._went_backward = True
-        self._takes_part = self._takes_part or batch.weight > 0
-        weight = batch.weight * self._workers / self._goal
+        self._global.takes_part = self._global.takes_part or batch.weight > 0
+        # The ranks' gradients become their mean. So a rank's mean loss over w of the W samples counts w * workers / W times.
+        weight = batch.weight * self._workers / self._global.assumed
         scaled = loss if weight == 1.0 else loss * weight
         if self._state.scaler is not None:
             scaled = self._state.scaler.scale(scaled)
@@ -176,44 +231,21 @@ class Stepper:
         if self.between_global_batches:  # a loop that steps itself may clear them only before its next backward pass
             self._clear_gradients()
         if self.joined.sharded:  # all ranks skip
-            self._kept -= batch.all_weight
+            self._global.kept -= batch.all_weight
         elif self._workers == 1:  # several ranks do not know of each other's skipped parts, and need one factor
-            self._kept -= batch.weight
+            self._global.kept -= batch.weight
         self.joined.add_nothing(self._state.scaler, exchanges=self._is_last)
         self._meter.backward_done()
         self._watchdog.alive()
 
     def _begin_gradient(self, batch: LocalBatch, has_another: Callable[[], bool]) -> None:
         """Note the weights of a batch that takes part in the global batch's gradient."""
-        self._take_back_gradients()
+        self._global.take_back_gradients()
         split = batch.split
-        self._is_last = self._micro_batches == split.accum_steps or not has_another()
-        if self._is_last and self._micro_batches < split.accum_steps and self._scaling is not None:
+        self._is_last = self._global.micro_batches == split.accum_steps or not has_another()
+        if self._is_last and self._global.micro_batches < split.accum_steps and self._scaling is not None:
             self._scaling.leave_out_step()
-        if self._micro_batches == 0:
-            # A single micro-batch knows the weight of its global batch; one of several assumes full ones, and the step corrects that.
-            whole = (
-                split.global_batch_size
-                if batch.all_weight == batch.all_rows
-                else batch.all_weight * (split.accum_steps + 1)
-            )
-            # Samples without a token weigh nothing, and a batch may hold no others.
-            self._goal = (batch.all_weight if split.accum_steps == 0 else whole) or 1
-            self._kept = 0.0
-        self._rows += batch.all_rows
-        self._kept += batch.all_weight
-
-    def _take_back_gradients(self) -> None:
-        """Take back the gradients that the loop has cleared since the last micro-batch, as plain loops do before or after each step."""
-        for parameter, gradient, version in self._accumulated:
-            if gradient._version != version:
-                raise RunError(
-                    "the loop changes gradients between the micro-batches of a global batch, as zero_grad(set_to_none=False) does. Leave "
-                    "that out: ctx.step() clears the gradients of a complete batch."
-                )
-            if parameter.grad is None:
-                parameter.grad = gradient
-        self._accumulated = []
+        self._global.add(batch)
 
     def step(self, chosen: Sequence[torch.optim.Optimizer], *, clip_norm: float | None, passes: float) -> int:
         """Step optimizers and clear their gradients, if the global batch is complete. Return its rows, or 0 if it is not complete.
@@ -240,8 +272,8 @@ class Stepper:
         if not self._is_last:
             self._end_micro_batch(batch)
             return 0
-        stepped = {id(each) for done in self._done for each in done.optimizers}
-        rest = [each for each in self._state.optimizers if id(each) not in stepped]
+        stepped = {id(optimizer) for done in self._done for optimizer in done.optimizers}
+        rest = [optimizer for optimizer in self._state.optimizers if id(optimizer) not in stepped]
         useful = self._apply(_Step(tuple(chosen or rest), clip_norm), batch, passes)
         return batch.all_rows if chosen else self._end_batch(batch, useful)
 
@@ -270,8 +302,8 @@ class Stepper:
             self._end_micro_batch(batch)
             return 0
         useful = 0.0
-        for each in self._usual or [_Step(tuple(self._state.optimizers), None)]:
-            useful = self._apply(each, batch, passes)
+        for step in self._usual or [_Step(tuple(self._state.optimizers), None)]:
+            useful = self._apply(step, batch, passes)
         return self._end_batch(batch, useful)
 
     def _check_prepared(self) -> None:
@@ -299,7 +331,7 @@ class Stepper:
         if batch.split.accum_steps or self._scaling is not None or any(map(self.joined.exchanges_some, optimizers)):
             return False
         gradients = [p.grad for o in optimizers for g in o.param_groups for p in g["params"] if p.grad is not None]
-        return not all(bool(torch.isfinite(each.to_dense()).all()) for each in gradients)
+        return not all(bool(torch.isfinite(gradient.to_dense()).all()) for gradient in gradients)
 
     @property
     def has_stepped(self) -> bool:
@@ -307,18 +339,15 @@ class Stepper:
         return self.batch is not None and bool(self._plain or self._done)
 
     def _end_micro_batch(self, batch: LocalBatch) -> None:
-        self._trained.append(batch.positions)
-        held = {id(p): p for o in self._state.optimizers for g in o.param_groups for p in g["params"]}
-        self._accumulated = [(p, p.grad, p.grad._version) for p in held.values() if p.grad is not None]
+        self._global.end_micro_batch(batch, self._state.optimizers)
         self.batch = None
-        self._micro_batches += 1
         self._meter.micro_batch_done()
         if self._scaling is not None:
             self._scaling.micro_batch_done()
 
     def _apply(self, step: _Step, batch: LocalBatch, passes: float) -> float:
         """Finish the gradients of a step's optimizers, and step them. Return the worth of the global batch."""
-        rows = self._rows
+        rows = self._global.rows
         useful = float(rows) if self._scaling is None else self._scaling.useful(rows)
         self._done.append(step)
         if self._finish_gradients(step, batch.split):
@@ -329,35 +358,35 @@ class Stepper:
         return useful
 
     def _end_batch(self, batch: LocalBatch, useful: float) -> int:
-        rows = self._rows
+        rows = self._global.rows
         if not self._skipped:
             self._usual = [*self._done, *self._plain] or self._usual
         self._optimizer_steps.end_batch()
         self._meter.stepped(useful / max(rows, 1))
         self._watchdog.alive()
-        self._state.stepped([*self._trained, batch.positions], rows, useful)
-        self._trained, self._micro_batches, self._rows, self.batch = [], 0, 0, None
+        self._state.stepped([*self._global.trained, batch.positions], rows, useful)
+        self._global, self.batch = GlobalBatch(), None
         return rows
 
     def _finish_gradients(self, step: _Step, split: BatchSplit) -> bool:
         """Exchange the gradients if no model did, unscale them, correct them for the real rows, measure and clip them. Return whether
         they hold anything."""
         optimizers = step.optimizers
-        self.joined.exchange(optimizers, takes_part=self._takes_part)
+        self.joined.exchange(optimizers, takes_part=self._global.takes_part)
         self._meter.backward_done()
         # Each once: optimizers may share some.
         held = {id(p): p for o in optimizers for g in o.param_groups for p in g["params"]}
         parameters = [p for p in held.values() if p.grad is not None]
-        if self._kept <= 0 or not (self._takes_part or self.joined.anyone_takes_part()):
+        if self._global.kept <= 0 or not (self._global.takes_part or self.joined.anyone_takes_part()):
             for optimizer in optimizers:  # nobody's samples count
                 optimizer.zero_grad(set_to_none=True)
             return False
         self._optimizer_steps.begin(optimizers)
-        if self._kept != self._goal:
-            scale_gradients(parameters, self._goal / self._kept)
+        if self._global.kept != self._global.assumed:
+            scale_gradients(parameters, self._global.assumed / self._global.kept)
         if self._scaling is not None:
-            self.most_local = self._memory.largest(split.local_batch_size)
-            self._scaling.end_step(self._state.progress.step, split, self._rows)
+            self._memory.after_batch(split.local_batch_size)
+            self._scaling.end_step(self._state.progress.step, split, self._global.rows)
         if step.clip_norm is not None:
             clip_gradients(parameters, step.clip_norm)
         return True
@@ -381,7 +410,7 @@ class Stepper:
                 "the loop calls optimizer.step() itself, and its model is sharded. Call ctx.backward(loss) and ctx.step(): they weight "
                 "unequal batches before the workers exchange gradients."
             )
-        closed = any(callable(each) for each in (*arguments, *named.values()))
+        closed = any(callable(argument) for argument in (*arguments, *named.values()))
         if closed and self._workers > 1 and (needs_closure(optimizer) or self.joined.exchanges_some(optimizer)):
             name = type(optimizer).__name__
             raise RunError(

@@ -19,6 +19,7 @@ from offload.pipeline.order.ranges import Ranges
 from offload.testing.in_threads import Ranks, Unjoined
 from offload.train.worker.data.batches import LocalBatch
 from offload.train.worker.links.agreement import Heard
+from offload.train.worker.links.peers import NoPeers
 from offload.train.worker.links.watchdog import Watchdog
 from offload.train.worker.saving.state import TrainingState
 from offload.train.worker.steps.device_memory import DeviceMemory
@@ -43,8 +44,8 @@ class Rank:
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         checkpoints: Any = None
-        state = TrainingState(None, checkpoints, seed=0, samples=None, scaler=scaler, resumable=True)
-        state.optimizers = list(optimizers)
+        state = TrainingState(NoPeers(), checkpoints, seed=0, samples=None, scaler=scaler, resumable=True)
+        state.objects.optimizers = list(optimizers)
         self.rank, self.workers = rank, workers
         self.stepper = Stepper(
             state,
