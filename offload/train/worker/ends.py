@@ -135,7 +135,7 @@ class Ends:
         late = self._place.rank == 0 and seconds is not None and self._state.seconds >= seconds
         return self._over or ("time" if late else "")
 
-    def hear(self, over: Over, epoch: int) -> None:
+    def follow(self, over: Over, epoch: int) -> None:
         """Follow the ranks' agreement that training is over."""
         self._over = self._over or over
         if over == "stop" and not self._state.progress.stopped:

@@ -135,9 +135,9 @@ class TrainingLoop:
         self.stepper.abandon()
         self.passes.check_company()
         self.passes.in_epoch = False
-        agreed = self.place.talk.gather_objects((self.ends.over_here(), self.passes.others.end_epoch()))
-        self.passes.others.compare([entered for _, entered in agreed], self.epoch)
-        self.ends.hear(max((over for over, _ in agreed), key=OVERS.index), self.epoch)
+        ranks = self.place.talk.gather_objects((self.ends.over_here(), self.passes.others.end_epoch()))
+        self.passes.others.compare([entered for _, entered in ranks], self.epoch)
+        self.ends.follow(max((over for over, _ in ranks), key=OVERS.index), self.epoch)
         self.state.next_epoch(following)
         ended = self.ends.reached(following)
         if following % self.setup.checkpoints.every_epochs == 0 or ended:
@@ -190,11 +190,11 @@ class TrainingLoop:
         due = over = False
         try:
             for batch in current:
-                due, over = due or batch.heard.due, over or bool(batch.heard.over)
-                self.ends.obey(batch.heard.end)
+                due, over = due or batch.agreed.due, over or bool(batch.agreed.over)
+                self.ends.obey(batch.agreed.end)
                 if batch.left and not over:
                     self.passes.refuse_lone(batch.left, [self.place.rank])
-                self.ends.hear(batch.heard.over, self.epoch)
+                self.ends.follow(batch.agreed.over, self.epoch)
                 if self.stepper.between_global_batches:  # the same ones on all ranks
                     if due and self.state.uncommitted:
                         self.committer.commit("interval")

@@ -130,7 +130,7 @@ class TrainingPass(LocalPass):
             with self._meter.paused():
                 self._ahead = self._arrival()
         batch = self._ahead[0]
-        return batch is not None and not batch.heard.end
+        return batch is not None and not batch.agreed.end
 
     def untrained(self, samples: int) -> int:
         """The samples that the pass has not trained, of an epoch with so many."""
@@ -151,7 +151,7 @@ class TrainingPass(LocalPass):
             self._meter.waited(own_s, peers_s, batch.rows, first=first)
             self._note_skipped(batch.skipped)
             if self._scaling is not None:
-                self._scaling.heard(batch.heard.measured)
+                self._scaling.add(batch.agreed.measured)
         return batch
 
     def _end(self) -> None:
@@ -161,7 +161,7 @@ class TrainingPass(LocalPass):
         if not self._done and not self._delivered:
             _refuse_empty_pass(leftover, self.epoch)
         if self._scaling is not None:
-            self._scaling.heard(self._batches.last_heard.measured)
+            self._scaling.add(self._batches.last_agreed.measured)
         self.completed = True
 
 

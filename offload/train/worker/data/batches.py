@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from offload.model.batch_split import BatchSplit
 from offload.pipeline.feed.passes import PassKey
@@ -23,7 +23,7 @@ from offload.train.worker.data.cutting import Budget, Cut, Cutter, Skipped
 from offload.train.worker.data.delivery import Delivery
 from offload.train.worker.data.feed_client import FeedClient
 from offload.train.worker.data.fetching import Fetcher, Piece
-from offload.train.worker.links.agreement import Agreement, Heard
+from offload.train.worker.links.agreement import Agreed, Agreement
 from offload.train.worker.links.peers import Peers
 
 PREFETCH_BATCHES = 2
@@ -35,10 +35,18 @@ BREAK_OFF_S = 1.0  # time that a rank waits for samples when training should end
 class LocalBatch:
     """One rank's part of a micro-batch.
 
-    ``content`` is the batch on the device: a dict of columns, or what a ``collate_fn`` returned. ``rows`` is the number of this rank's
-    samples (0: a filler that must weigh nothing), ``all_rows`` that of all ranks; ``weight`` and ``all_weight`` are their weights in the
-    gradient. ``positions`` are the positions that the batch trains. ``split`` is the split of its global batch, and ``heard`` the ranks'
-    agreement with it. ``left``: ranks that have left the pass. ``samples``: the samples that were collated, if they travelled whole.
+    Args:
+        content: the batch on the device: a dict of columns, or what a ``collate_fn`` returned.
+        rows, all_rows: the number of this rank's samples, and of all ranks' samples. A filler has none, and must weigh nothing.
+        weight, all_weight: their weights in the gradient.
+        positions: the positions that the batch trains.
+        skipped: the samples that were skipped just before.
+        own_ready_s: when this rank's own samples were ready, by the monotonic clock.
+        split: the split of its global batch.
+        agreed: what the ranks have agreed on with it.
+        left: the ranks that have left the pass.
+        samples: the samples that were collated, if they travelled whole.
+        moved: the event of the batch's arrival on the device; None if it is there.
     """
 
     content: Any
@@ -50,7 +58,7 @@ class LocalBatch:
     skipped: tuple[Skipped, ...]
     own_ready_s: float
     split: BatchSplit
-    heard: Heard
+    agreed: Agreed
     left: tuple[int, ...] = ()
     samples: tuple[Any, ...] = ()
     moved: Any = None
@@ -76,14 +84,89 @@ class Cutting:
     ordered: bool = False
 
 
+class _Message(NamedTuple):
+    """What a rank tells the others of its part of a micro-batch. The message of the pass's :class:`Agreement` follows."""
+
+    rows: int
+    weight: int
+    lacks_filler: int
+    broken_off: int  # it stopped waiting for samples because training ends
+    partial: int  # its batch is not full
+    closed: int  # its loop has left the pass
+    taken: int  # the batches that its loop has taken
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Whole:
+    """What all ranks know of a micro-batch: the sums of their parts, and what they have agreed on."""
+
+    rows: int
+    weight: int
+    partial: bool
+    broken_off: bool
+    left: tuple[int, ...]
+    agreed: Agreed
+
+    @classmethod
+    def of_one(cls, cut: Cut | None) -> _Whole:
+        """The micro-batch of a rank that goes its own way."""
+        rows, weight, partial = (0, 0, False) if cut is None else (cut.rows, cut.weight, cut.partial)
+        return cls(rows=rows, weight=weight, partial=partial, broken_off=False, left=(), agreed=Agreed())
+
+
+class _SplitInUse:
+    """The split of the global batch under way, and the split of the one after it."""
+
+    def __init__(self, split: BatchSplit) -> None:
+        self.now = self._next = split
+        self._micro_batch = 0
+
+    def advance(self, split: BatchSplit | None) -> None:
+        """Advance by a micro-batch on which the ranks have agreed. A new ``split`` begins with a global batch."""
+        self._next = split or self._next
+        last = self._micro_batch == self.now.accum_steps
+        self._micro_batch = 0 if last else self._micro_batch + 1
+        if last:
+            self.now = self._next
+
+
+class _Supply:
+    """This rank's samples as they come. ``share``: the number that it may expect; None if unknown."""
+
+    def __init__(self, share: float | None) -> None:
+        self._share = share
+        self._received = self._largest = 0
+
+    def add(self, rows: int) -> None:
+        """Add a piece."""
+        self._received += rows
+        self._largest = max(self._largest, rows)
+
+    def near_end(self, size: int) -> bool:
+        """Whether the samples may end soon after a batch of this size.
+
+        Ranks get about equally many: the next block goes to the one with the fewest, so that they differ by a block or two.
+        """
+        return self._share is None or self._received + size + 2 * self._largest >= self._share
+
+
 class Batches:
     """The local batches of one pass on one rank. Iterate once; ``close()`` ends its threads.
 
     Args:
+        feed, key: bring the slices of the pass.
+        peers: the ranks' threads that cut batches.
         split: the split of global batches, until ``agreement`` gives another.
+        delivery: makes tensors on the device.
         cutting: how the pass is cut.
-        total: the samples of the pass on all ranks; None if that is unknown.
+        agreement: the messages of ranks that travel with batches.
         template: the samples of fillers, by data set. Batches add to it.
+        total: the samples of the pass on all ranks; None if that is unknown.
+
+    Attributes:
+        leftover: the samples that were skipped after the last batch. Complete once :meth:`get` has returned None.
+        last_agreed: what the ranks agreed on after the last batch. Complete once :meth:`get` has returned None.
+        went_on: the ranks that took more batches than this one after it had closed.
     """
 
     def __init__(
@@ -99,27 +182,24 @@ class Batches:
         template: dict[str, Cut],
         total: int | None = None,
     ) -> None:
-        self._feed, self._key, self._peers = feed, key, peers
-        self._split, self._next_split, self._micro = split, split, 0
-        self._delivery, self._cutting, self._agreement, self._template = delivery, cutting, agreement, template
-        self._share = None if total is None else total / peers.world_size
-        self._received = self._largest = 0
-        self._pieces = Fetcher(feed, key, peers.rank, ordered=cutting.ordered)
-        self._batches: queue.Queue[LocalBatch | BaseException | None] = queue.Queue(maxsize=PREFETCH_BATCHES)
-        # Skipped samples and agreements after the last batch, complete once get() has returned None.
         self.leftover: list[Skipped] = []
-        self.last_heard = Heard()
-        # The ranks that took more batches than this one after it had closed.
+        self.last_agreed = Agreed()
         self.went_on: tuple[int, ...] = ()
+        self._feed, self._key, self._peers = feed, key, peers
+        self._delivery, self._cutting, self._agreement, self._template = delivery, cutting, agreement, template
+        self._split = _SplitInUse(split)
+        self._supply = _Supply(None if total is None else total / peers.world_size)
+        self._pieces = Fetcher(feed, key, peers.rank, ordered=cutting.ordered)
+        self._ready: queue.Queue[LocalBatch | BaseException | None] = queue.Queue(maxsize=PREFETCH_BATCHES)
         self._taken = 0
         self._closed = threading.Event()
         self._broken_off = False  # this rank stopped waiting for samples because training ends
-        self._cutter = threading.Thread(target=self._batch, name=f"batch-{key.name}", daemon=True)
+        self._cutter = threading.Thread(target=self._run, name=f"batch-{key.name}", daemon=True)
         self._cutter.start()
 
     def get(self) -> LocalBatch | None:
         """Return the next batch, None at the end of the pass. Raises the error of preprocessing."""
-        item = self._batches.get()
+        item = self._ready.get()
         if isinstance(item, BaseException):
             raise item
         if item is not None:
@@ -136,13 +216,47 @@ class Batches:
         for thread in (*self._pieces.threads, self._cutter):
             while thread.is_alive() and time.monotonic() < until and not self.went_on:
                 with contextlib.suppress(queue.Empty):
-                    self._batches.get_nowait()
+                    self._ready.get_nowait()
                 thread.join(timeout=0.05)
+
+    # -- the cutting thread ----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            if self._deliver_own():
+                self._follow_others()
+            self._put(None)
+        except BaseException as error:
+            self._put(error)
+
+    def _deliver_own(self) -> bool:
+        """Put the batches of this rank's samples. Return whether other ranks may have more: neither the pass nor training has ended."""
+        for cut in self._cuts():
+            batch = self._agree(cut)
+            if batch is None:
+                return False
+            self._put(batch)
+            if batch.agreed.end:
+                return False
+        return True
+
+    def _follow_others(self) -> None:
+        """Put fillers while other ranks have samples, though this one has none or must close.
+
+        All ranks make the same number of agreements in a pass: otherwise, the next pass's first would meet this one's last.
+        """
+        while self._cutting.padded:
+            batch = self._agree(None)
+            if batch is None:
+                return
+            self._put(batch)
+            if batch.agreed.end:
+                return
 
     def _put(self, item: LocalBatch | BaseException | None) -> None:
         while not self._closed.is_set():
             try:
-                self._batches.put(item, timeout=0.2)
+                self._ready.put(item, timeout=0.2)
                 return
             except queue.Full:
                 continue
@@ -158,88 +272,41 @@ class Batches:
                 return None
         return None
 
-    def _batch(self) -> None:
-        try:
-            for cut in self._cut():
-                batch = self._agree(cut)
-                if batch is None:
-                    break
-                self._put(batch)
-                if batch.heard.end:
-                    break
-            else:
-                # This rank has no more samples, or must close; the others may have some. All ranks make the same number of
-                # agreements in a pass: otherwise, the next pass's first would meet this one's last.
-                while self._cutting.padded:
-                    batch = self._agree(None)
-                    if batch is None:
-                        break
-                    self._put(batch)
-                    if batch.heard.end:
-                        break
-            self._put(None)
-        except BaseException as error:
-            self._put(error)
-
-    def _cut(self) -> Iterator[Cut]:
+    def _cuts(self) -> Iterator[Cut]:
         """Yield batches of the local size, which may change meanwhile, from pieces as they come; the last batch holds the rest."""
         least = self._cutting.least if self._cutting.padded and not self._cutting.drop_last else 1
         cutter = Cutter(least=least, budget=self._cutting.budget)
         while (piece := self._next_piece()) is not None:
             columns, rows = piece
-            self._received += rows
-            self._largest = max(self._largest, rows)
+            self._supply.add(rows)
             cutter.add(columns, rows)
             while not self._closed.is_set():
-                size = self._split.local_batch_size
-                cut = cutter.cut(size, over=False, near_end=self._near_end(size))
+                size = self._split.now.local_batch_size
+                cut = cutter.cut(size, over=False, near_end=self._supply.near_end(size))
                 if cut is None:
                     break
                 yield cut
         while not (self._closed.is_set() or self._broken_off):
-            cut = cutter.cut(self._split.local_batch_size, over=True, near_end=True)
+            cut = cutter.cut(self._split.now.local_batch_size, over=True, near_end=True)
             if cut is None:
                 self.leftover += cutter.leftover()
                 return
             yield cut
 
-    def _near_end(self, size: int) -> bool:
-        """Whether this rank's samples may end soon. Ranks get about equally many: the next block goes to the one with the fewest."""
-        return self._share is None or self._received + size + 2 * self._largest >= self._share
-
     def _agree(self, cut: Cut | None) -> LocalBatch | None:
         """The batch with what all ranks know about it; None once no rank has samples left."""
-        name, rows, weight = self._key.name, 0, 0
+        name, split = self._key.name, self._split.now
         moved: tuple[Any, Any] | None = None
         if cut is not None:
-            rows, weight = cut.rows, cut.weight
             moved = self._delivery.deliver(cut)
             if name not in self._template:
                 self._template[name] = cut.first(self._cutting.least)
         own_ready_s = time.monotonic()
-        all_rows, all_weight, heard, split = rows, weight, Heard(), self._split
-        broken_off, left, partial = False, tuple[int, ...](), cut is not None and cut.partial
-        if self._cutting.padded:
-            lacking = not rows and name not in self._template
-            closed = self._closed.is_set()
-            mine = [rows, weight, lacking, self._broken_off, partial or not rows, closed, self._taken]
-            told = self._peers.gather([*map(int, mine), *self._agreement.says()])
-            all_rows, all_weight = sum(each[0] for each in told), sum(each[1] for each in told)
-            broken_off, partial = any(each[3] for each in told), any(each[4] for each in told)
-            left = tuple(rank for rank, each in enumerate(told) if each[5])
-            if closed:
-                self.went_on = tuple(rank for rank, each in enumerate(told) if each[6] > self._taken)
-            heard = self._agreement.heard([each[7:] for each in told])
-            if any(each[2] for each in told) and all_rows:
-                source = next(rank for rank, each in enumerate(told) if each[0])
-                filler = self._peers.broadcast(self._template.get(name), source)
-                self._template.setdefault(name, filler)
-            self._advance(heard)
-        if self._cutting.drop_last and partial and not broken_off:
-            all_rows = 0
-        if not all_rows and not broken_off:
+        whole = self._exchange(cut) if self._cutting.padded else _Whole.of_one(cut)
+        left_out = self._cutting.drop_last and whole.partial and not whole.broken_off
+        if (left_out or not whole.rows) and not whole.broken_off:
             # End training with the epoch: after a resume from here, the user's loop would see a pass without batches.
-            self.last_heard = heard
+            self.last_agreed = whole.agreed
             self.leftover += () if cut is None else cut.skipped  # those of a batch that drop_last leaves out
             return None
         if moved is None and name in self._template:
@@ -247,24 +314,47 @@ class Batches:
         content, event = moved or ({}, None)
         return LocalBatch(
             content=content,
-            rows=rows,
-            all_rows=all_rows,
-            weight=weight,
-            all_weight=all_weight,
+            rows=0 if cut is None else cut.rows,
+            all_rows=whole.rows,
+            weight=0 if cut is None else cut.weight,
+            all_weight=whole.weight,
             positions=cut.positions if cut is not None else Ranges(),
             skipped=cut.skipped if cut is not None else (),
             own_ready_s=own_ready_s,
             split=split,
-            heard=heard,
-            left=left,
+            agreed=whole.agreed,
+            left=whole.left,
             samples=cut.samples if cut is not None else (),
             moved=event,
         )
 
-    def _advance(self, heard: Heard) -> None:
-        """Advance by a micro-batch on which the ranks have agreed. A new split begins with a global batch."""
-        self._next_split = heard.split or self._next_split
-        last = self._micro == self._split.accum_steps
-        self._micro = 0 if last else self._micro + 1
-        if last:
-            self._split = self._next_split
+    def _exchange(self, cut: Cut | None) -> _Whole:
+        """Tell the other ranks of this one's part of a micro-batch, and hear of theirs. A rank without samples gets some for fillers."""
+        name, rows = self._key.name, 0 if cut is None else cut.rows
+        mine = _Message(
+            rows=rows,
+            weight=0 if cut is None else cut.weight,
+            lacks_filler=not rows and name not in self._template,
+            broken_off=self._broken_off,
+            partial=not rows or (cut is not None and cut.partial),
+            closed=self._closed.is_set(),
+            taken=self._taken,
+        )
+        numbers = self._peers.gather([*map(int, mine), *self._agreement.message()])
+        ranks = [_Message(*of_rank[: len(mine)]) for of_rank in numbers]
+        if mine.closed:
+            self.went_on = tuple(rank for rank, message in enumerate(ranks) if message.taken > mine.taken)
+        whole = _Whole(
+            rows=sum(message.rows for message in ranks),
+            weight=sum(message.weight for message in ranks),
+            partial=any(message.partial for message in ranks),
+            broken_off=any(message.broken_off for message in ranks),
+            left=tuple(rank for rank, message in enumerate(ranks) if message.closed),
+            agreed=self._agreement.agreed([of_rank[len(mine) :] for of_rank in numbers]),
+        )
+        if whole.rows and any(message.lacks_filler for message in ranks):
+            source = next(rank for rank, message in enumerate(ranks) if message.rows)
+            filler = self._peers.broadcast(self._template.get(name), source)
+            self._template.setdefault(name, filler)
+        self._split.advance(whole.agreed.split)
+        return whole

@@ -21,7 +21,8 @@ Over = Literal["", "time", "stop"]
 
 OVERS: tuple[Over, ...] = ("", "time", "stop")
 ENDS: tuple[End, ...] = ("", "resize", "stop")  # later ones outrank earlier ones
-NOTHING = -1
+HEAD = 5  # the numbers of a message before those of a measurement
+NOTHING = -1  # in the place of a measurement's step, if a message carries none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +34,16 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heard:
-    """The common knowledge of all ranks at a batch. ``end``: training ends before it; ``due``: a checkpoint is due before it;
-    ``over``: training is over before its next global batch; ``split``: the new split of the global batches after it, if it changes."""
+class Agreed:
+    """The common knowledge of all ranks at a batch.
+
+    Args:
+        end: how the group ends before this batch, if it does.
+        due: whether a checkpoint is due before it.
+        over: why training is over before its next global batch, if it is.
+        split: the split of the global batches after it; None: no change.
+        measured: the measurements of gradients that are complete.
+    """
 
     end: End = ""
     due: bool = False
@@ -45,13 +53,13 @@ class Heard:
 
 
 class Agreement(Protocol):
-    """One rank's messages in one kind of pass."""
+    """What one rank tells the others with every batch of a pass, and what follows from all their messages."""
 
-    def says(self) -> list[int]:
-        """This rank's numbers; every rank has equally many."""
+    def message(self) -> list[int]:
+        """This rank's message: numbers, equally many on every rank."""
 
-    def heard(self, told: Sequence[Sequence[int]]) -> Heard:
-        """The conclusion from all ranks' numbers."""
+    def agreed(self, messages: Sequence[Sequence[int]]) -> Agreed:
+        """The conclusion from the messages of all ranks, in their order."""
 
     def ending(self) -> bool:
         """Whether this rank knows that training ends."""
@@ -60,11 +68,11 @@ class Agreement(Protocol):
 class NoAgreement:
     """The agreement of a validation pass: ranks have nothing to agree on."""
 
-    def says(self) -> list[int]:
+    def message(self) -> list[int]:
         return []
 
-    def heard(self, told: Sequence[Sequence[int]]) -> Heard:
-        return Heard()
+    def agreed(self, messages: Sequence[Sequence[int]]) -> Agreed:
+        return Agreed()
 
     def ending(self) -> bool:
         return False
@@ -99,23 +107,26 @@ class TrainingAgreement:
     def ending(self) -> bool:
         return bool(self._end())
 
-    def says(self) -> list[int]:
+    def message(self) -> list[int]:
         split = self._split()
         local = accum = 0
         if split is not None and split.workers == self._workers:
             local, accum = split.local_batch_size, split.accum_steps
         due = self._rank == 0 and self._due()
-        return [ENDS.index(self._end()), int(due), OVERS.index(self._over()), local, accum, *self._mail.outgoing()]
+        head = [ENDS.index(self._end()), int(due), OVERS.index(self._over()), local, accum]
+        return [*head, *self._mail.outgoing()]
 
-    def heard(self, told: Sequence[Sequence[int]]) -> Heard:
-        local, accum = told[0][3:5]
+    def agreed(self, messages: Sequence[Sequence[int]]) -> Agreed:
+        # Rank 0 alone decides on the split and on checkpoints: the orders and the clocks of others may lag.
+        ends, dues, overs, local_sizes, accum_steps, *_ = zip(*messages, strict=True)
+        local, accum = local_sizes[0], accum_steps[0]
         split = BatchSplit(local_batch_size=local, accum_steps=accum, workers=self._workers) if local else None
-        return Heard(
-            end=ENDS[max(each[0] for each in told)],
-            due=bool(told[0][1]),
-            over=OVERS[max(each[2] for each in told)],
+        return Agreed(
+            end=ENDS[max(ends)],
+            due=bool(dues[0]),
+            over=OVERS[max(overs)],
             split=split,
-            measured=self._mail.incoming([each[5:] for each in told]),
+            measured=self._mail.incoming([message[HEAD:] for message in messages]),
         )
 
 
@@ -135,22 +146,22 @@ class Mailbox:
         self._out.append((step, part))
 
     def outgoing(self) -> list[int]:
-        """The next measurement as the numbers of a message."""
+        """The next measurement as the numbers of a message: its step, then its floats bit by bit, so that all ranks get equal ones."""
         if not self._out:
             return [NOTHING] * (1 + self._width)
         step, part = self._out.popleft()
         return [step, *np.array(part.to_floats(), dtype=np.float64).view(np.int64).tolist()]
 
-    def incoming(self, told: Sequence[Sequence[int]]) -> tuple[Measured, ...]:
+    def incoming(self, messages: Sequence[Sequence[int]]) -> tuple[Measured, ...]:
         """The measurements that these messages, one from each rank, complete."""
         complete = []
-        for rank, (step, *numbers) in enumerate(told):
+        for rank, (step, *numbers) in enumerate(messages):
             if step == NOTHING:
                 continue
             floats = np.array(numbers, dtype=np.int64).view(np.float64).tolist()
             parts = self._in.setdefault(step, {})
             parts[rank] = Part.from_floats(floats)
-            if len(parts) == len(told):
+            if len(parts) == len(messages):
                 complete.append(step)
         return tuple(
             Measured(step=step, parts=tuple(part for _, part in sorted(self._in.pop(step).items())))

@@ -80,23 +80,25 @@ class BatchScaling:
         if part is not None:
             self.mail.post(step, part)
 
-    def heard(self, measured: Sequence[Measured]) -> None:
+    def add(self, measured: Sequence[Measured]) -> None:
         """Add complete measurements to the average."""
-        for each in measured:
-            first: Part = each.parts[0]
-            sqr, var = moments_of(each.parts, self._initial)
+        for measurement in measured:
+            first: Part = measurement.parts[0]
+            sqr, var = moments_of(measurement.parts, self._initial)
+            # The two gradients of a pair belong to two steps; otherwise, all of them make up one.
             samples = first.samples_each * (1 if first.paired else first.count)
-            steps = each.step - self._newest if self._newest >= 0 else 1
+            steps = measurement.step - self._newest if self._newest >= 0 else 1
             self.noise = self.noise.updated(
                 sqr, var, scale=max(samples / self._initial, 1.0), steps=max(steps, 1), paired=first.paired
             )
-            self._newest = each.step
+            self._newest = measurement.step
 
     def useful(self, rows: int) -> float:
         """The worth of a global batch of ``rows`` samples, in samples of initial batches."""
         noise = self.noise.whole
         if noise is None or rows <= self._initial:
             return float(rows)
+        # One step of a large batch replaces as many steps of the initial batch as its gain.
         return min(float(noise.gain(rows)) * self._initial, float(rows))
 
     @contextmanager

@@ -18,7 +18,7 @@ from offload.testing.in_threads import Peer, Ranks
 from offload.train.worker.data import batches as batches_module
 from offload.train.worker.data.batches import Batches, Cutting
 from offload.train.worker.data.delivery import Delivery
-from offload.train.worker.links.agreement import Agreement, Heard, NoAgreement
+from offload.train.worker.links.agreement import Agreed, Agreement, NoAgreement
 
 BLOCK, LOCAL = 10, 4
 
@@ -76,11 +76,11 @@ class Stopping(NoAgreement):
     def ending(self) -> bool:
         return False
 
-    def says(self) -> list[int]:
+    def message(self) -> list[int]:
         return [int(self._stop.is_set())]
 
-    def heard(self, told: Sequence[Sequence[int]]) -> Heard:
-        return Heard(end="stop" if any(each[0] for each in told) else "")
+    def agreed(self, told: Sequence[Sequence[int]]) -> Agreed:
+        return Agreed(end="stop" if any(each[0] for each in told) else "")
 
 
 TWO = BatchSplit(local_batch_size=LOCAL, accum_steps=0, workers=2)
@@ -187,7 +187,7 @@ def test_a_stop_reaches_both_ranks_at_the_same_batch() -> None:
     def work(rank: int) -> int:
         batches = make(feed, Peer(peers, rank), stop if rank == 1 else None)
         count = 0
-        while (batch := batches.get()) is not None and not batch.heard.end:
+        while (batch := batches.get()) is not None and not batch.agreed.end:
             count += 1
             if count == 3:
                 stop.set()
@@ -208,7 +208,7 @@ class StoppingAfter(Stopping):
     def ending(self) -> bool:
         return False
 
-    def says(self) -> list[int]:
+    def message(self) -> list[int]:
         self._left -= 1
         return [int(self._left < 0)]
 
@@ -221,9 +221,9 @@ def test_a_stop_that_comes_with_the_end_of_a_pass_is_for_the_end_of_the_epoch() 
         batches = make(feed, Peer(peers, rank), agreement=StoppingAfter(3))
         ends: list[str] = []
         while (batch := batches.get()) is not None:
-            ends.append(batch.heard.end)
+            ends.append(batch.agreed.end)
         batches.close()
-        return [*ends, batches.last_heard.end]
+        return [*ends, batches.last_agreed.end]
 
     assert both(work) == [["", "", "", "stop"]] * 2
 
@@ -237,13 +237,13 @@ class Ordering(NoAgreement):
     def ending(self) -> bool:
         return False
 
-    def says(self) -> list[int]:
+    def message(self) -> list[int]:
         self._said += 1
         return list(self._split) if self._rank == 0 and self._said > self._after else [0, 0]
 
-    def heard(self, told: Sequence[Sequence[int]]) -> Heard:
+    def agreed(self, told: Sequence[Sequence[int]]) -> Agreed:
         local, accum = told[0]
-        return Heard(split=BatchSplit(local_batch_size=local, accum_steps=accum, workers=2) if local else None)
+        return Agreed(split=BatchSplit(local_batch_size=local, accum_steps=accum, workers=2) if local else None)
 
 
 @pytest.mark.parametrize(("first", "second"), [((4, 0), (7, 2)), ((4, 2), (3, 0)), ((2, 1), (20, 0))])

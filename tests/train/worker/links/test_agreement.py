@@ -55,12 +55,12 @@ def test_any_rank_may_say_to_stop_and_only_rank_0_what_comes_next() -> None:
         agreement(0, Orders(), due=False),
         agreement(1, Orders(stop=True, split=BatchSplit(workers=2, local_batch_size=4, accum_steps=0)), due=True),
     )
-    told = [zero.says(), one.says()]
-    assert zero.heard(told) == one.heard(told)
-    assert (one.heard(told).end, one.heard(told).due, one.heard(told).split) == ("stop", False, None)
-    told = [agreement(0, batch, due=True).says(), agreement(1, Orders(ends_group=1)).says()]
-    heard = zero.heard(told)
-    assert (heard.end, heard.due) == ("resize", True)
-    assert heard.split == BatchSplit(local_batch_size=16, accum_steps=1, workers=2)
-    told = [agreement(0, Orders(stop=True)).says(), agreement(1, Orders(ends_group=1)).says()]
-    assert zero.heard(told).end == "stop"
+    told = [zero.message(), one.message()]
+    assert zero.agreed(told) == one.agreed(told)
+    assert (one.agreed(told).end, one.agreed(told).due, one.agreed(told).split) == ("stop", False, None)
+    told = [agreement(0, batch, due=True).message(), agreement(1, Orders(ends_group=1)).message()]
+    agreed = zero.agreed(told)
+    assert (agreed.end, agreed.due) == ("resize", True)
+    assert agreed.split == BatchSplit(local_batch_size=16, accum_steps=1, workers=2)
+    told = [agreement(0, Orders(stop=True)).message(), agreement(1, Orders(ends_group=1)).message()]
+    assert zero.agreed(told).end == "stop"

@@ -18,7 +18,7 @@ from offload.model.batch_split import BatchSplit
 from offload.pipeline.order.ranges import Ranges
 from offload.testing.in_threads import Ranks, Unjoined
 from offload.train.worker.data.batches import LocalBatch
-from offload.train.worker.links.agreement import Heard
+from offload.train.worker.links.agreement import Agreed
 from offload.train.worker.links.peers import NoPeers
 from offload.train.worker.links.watchdog import Watchdog
 from offload.train.worker.saving.state import TrainingState
@@ -74,7 +74,7 @@ class Rank:
                 skipped=(),
                 own_ready_s=0.0,
                 split=BatchSplit(workers=self.workers, local_batch_size=ROWS, accum_steps=accum_steps),
-                heard=Heard(),
+                agreed=Agreed(),
             )
         )
 
