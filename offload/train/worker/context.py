@@ -36,7 +36,7 @@ class DatasetInfo:
     """Facts about a data set. ``samples``: the number of samples, None for a ``ray.data.Dataset``; ``class_names``: the classes of an
     image folder in the order of the labels, None for other sources."""
 
-    # Not "classes": cloudpickle mistakes torch and a name "classes" in one function for torch.classes, which it cannot pickle.
+    # Not "classes": cloudpickle takes a function with torch and that name for a user of torch.classes, which it cannot pickle.
     samples: int | None
     class_names: tuple[str, ...] | None
 
@@ -124,10 +124,10 @@ class Context:
             raise RunError(
                 f"ctx.prepare takes a model and its optimizers, found {', '.join(map(shown, objects)) or 'nothing'}."
             )
-        odd = next((item for item in objects if not hasattr(item, "load_state_dict")), None)
-        if odd is not None:
+        stateless = next((item for item in objects if not hasattr(item, "load_state_dict")), None)
+        if stateless is not None:
             raise RunError(
-                f"ctx.prepare takes models, optimizers and objects with a state_dict; found {type(odd).__name__}."
+                f"ctx.prepare takes models, optimizers and objects with a state_dict; found {type(stateless).__name__}."
             )
         prepared = self._loop.prepare(objects, options)
         return tuple(prepared) if len(prepared) > 1 else prepared[0]

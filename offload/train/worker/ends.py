@@ -57,9 +57,8 @@ class Ends:
         self._state, self._reporter, self._watchdog = state, reporter, watchdog
         self._committer, self._scaling = committer, scaling
         self._goal = Goal(epochs=1)
-        self._over: Over = (
-            ""  # why training is over before its goal, once the ranks have agreed or this one's code has said so
-        )
+        # Why training ends before its goal: the ranks have agreed on it, or this rank's code has asked for it.
+        self._over: Over = ""
         self._scheduled: int | None = place.world_size
 
     # -- the goal --------------------------------------------------------------------------------------------------

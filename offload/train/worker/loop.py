@@ -70,7 +70,7 @@ class TrainingLoop:
         self.committer, self.stepper, self.preparation = committer, stepper, preparation
         self.ends, self.passes, self.progress = ends, passes, progress
         self.rows = 0
-        self._pass: TrainingPass | None = None  # the newest
+        self._pass: TrainingPass | None = None  # the newest one
 
     @property
     def epoch(self) -> int:
@@ -167,7 +167,7 @@ class TrainingLoop:
         try:
             self.preparation.share_buffers()
             self.passes.others.enter(name)
-            with self.meter.outside():  # also within a step
+            with self.meter.outside():  # a loop may validate within a step
                 for batch in current:
                     if batch.rows:
                         self.rows = batch.rows
@@ -195,7 +195,7 @@ class TrainingLoop:
                 if batch.left and not over:
                     self.passes.refuse_lone(batch.left, [self.place.rank])
                 self.ends.follow(batch.agreed.over, self.epoch)
-                if self.stepper.between_global_batches:  # the same ones on all ranks
+                if self.stepper.between_global_batches:  # all ranks are, or none
                     if due and self.state.uncommitted:
                         self.committer.commit("interval")
                         due = False
@@ -227,7 +227,7 @@ class TrainingLoop:
         if self.stepper.has_stepped:  # the loop broke off after its own step
             self._settle()
         current.close()
-        # Raised later: Python ignores an exception of an iterator that the loop drops.
+        # The next call raises the error: Python ignores an exception of an iterator that the loop drops.
         self.passes.went_on = current.went_on
         self.meter.restart()
 

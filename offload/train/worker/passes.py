@@ -374,7 +374,7 @@ class OtherPasses:
         self._datasets, self._reporter, self._rank = setup.datasets, reporter, rank
         self._in_epoch: Counter[str] = Counter()  # begun in this epoch, with those before a restart
         self._outside: Counter[str] = Counter()  # begun outside of epochs
-        self._entered: Counter[str] = Counter()  # this epoch's, of which the loop has taken a batch
+        self._entered: Counter[str] = Counter()  # of which the loop has asked for batches, since the last epoch ended
         self._told = False
 
     def begin_epoch(self, ended: Mapping[str, int]) -> None:

@@ -42,10 +42,10 @@ class ProgressReport:
         self.split = split
         self._reporter, self._state, self._scaling, self._memory = reporter, state, scaling, memory
         self._rank, self._workers = rank, workers
-        self._changes = 0  # of the split
+        self._split_changes = 0
         self._has_stepped = False
         self._metrics: dict[str, float] = {}
-        self._metric_steps: dict[str, int] = {}  # the step that each metric is about
+        self._metric_steps: dict[str, int] = {}  # the step that each metric describes
 
     def event(self, kind: str, **values: Any) -> None:
         """Report an event that concerns all ranks."""
@@ -60,7 +60,7 @@ class ProgressReport:
         self._reporter.group = GroupStatus(
             workers=self._workers,
             split=self.split,
-            changes=self._changes,
+            changes=self._split_changes,
             useful=progress.useful,
             noise=None if noise is None else (noise.sqr, noise.var, noise.sqr_error),
             goal=goal,
@@ -87,7 +87,7 @@ class ProgressReport:
         if split == self.split:
             return
         self.split = split
-        self._changes += 1
+        self._split_changes += 1
         self.event(
             "rebatched",
             epoch=epoch,

@@ -93,7 +93,7 @@ class _Message(NamedTuple):
     broken_off: int  # it stopped waiting for samples because training ends
     partial: int  # its batch is not full
     closed: int  # its loop has left the pass
-    taken: int  # the batches that its loop has taken
+    delivered: int  # the batches that its loop has got
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +191,7 @@ class Batches:
         self._supply = _Supply(None if total is None else total / peers.world_size)
         self._pieces = Fetcher(feed, key, peers.rank, ordered=cutting.ordered)
         self._ready: queue.Queue[LocalBatch | BaseException | None] = queue.Queue(maxsize=PREFETCH_BATCHES)
-        self._taken = 0
+        self._delivered = 0
         self._closed = threading.Event()
         self._broken_off = False  # this rank stopped waiting for samples because training ends
         self._cutter = threading.Thread(target=self._run, name=f"batch-{key.name}", daemon=True)
@@ -203,7 +203,7 @@ class Batches:
         if isinstance(item, BaseException):
             raise item
         if item is not None:
-            self._taken += 1
+            self._delivered += 1
             self._delivery.arrived(item.content, item.moved)
         return item
 
@@ -305,9 +305,9 @@ class Batches:
         whole = self._exchange(cut) if self._cutting.padded else _Whole.of_one(cut)
         left_out = self._cutting.drop_last and whole.partial and not whole.broken_off
         if (left_out or not whole.rows) and not whole.broken_off:
-            # End training with the epoch: after a resume from here, the user's loop would see a pass without batches.
+            # What the ranks agreed on takes effect after the pass: a resume from here would meet a pass without batches.
             self.last_agreed = whole.agreed
-            self.leftover += () if cut is None else cut.skipped  # those of a batch that drop_last leaves out
+            self.leftover += () if cut is None else cut.skipped  # drop_last leaves the batch out, but they were skipped
             return None
         if moved is None and name in self._template:
             moved = self._delivery.deliver(self._template[name].again())
@@ -338,12 +338,12 @@ class Batches:
             broken_off=self._broken_off,
             partial=not rows or (cut is not None and cut.partial),
             closed=self._closed.is_set(),
-            taken=self._taken,
+            delivered=self._delivered,
         )
         numbers = self._peers.gather([*map(int, mine), *self._agreement.message()])
         ranks = [_Message(*of_rank[: len(mine)]) for of_rank in numbers]
         if mine.closed:
-            self.went_on = tuple(rank for rank, message in enumerate(ranks) if message.taken > mine.taken)
+            self.went_on = tuple(rank for rank, message in enumerate(ranks) if message.delivered > mine.delivered)
         whole = _Whole(
             rows=sum(message.rows for message in ranks),
             weight=sum(message.weight for message in ranks),

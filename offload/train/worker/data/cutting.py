@@ -73,7 +73,7 @@ class Cut:
                 weight=0,
                 positions=Ranges(),
             )
-        # Copies: views would keep their block for the rest of the run.
+        # Fillers serve the whole run, and views would keep their block as long.
         piece = {
             n: c[pick] if isinstance(c, np.ndarray) else [c[i] for i in pick]
             for n, c in _joined(self.pieces, rows).items()
@@ -134,10 +134,11 @@ class Cutter:
         elif not head:
             return None
         elif 0 < rest < self._least <= head - (self._least - rest):
+            # The batch gives rows to the last one, which would be too small, if both are then large enough.
             size = head - (self._least - rest)
-        made = self._rows.take(size, tuple(self._skipped), partial=over and not complete)
+        cut = self._rows.take(size, tuple(self._skipped), partial=over and not complete)
         self._skipped.clear()
-        return made
+        return cut
 
     def leftover(self) -> tuple[Skipped, ...]:
         """The skipped samples after the last batch."""
@@ -173,8 +174,8 @@ class _ColumnRows:
     def take(self, size: int, skipped: tuple[Skipped, ...], *, partial: bool) -> Cut:
         size = min(size, sum(self._counts))
         head, self._pieces, self._counts = _split(self._pieces, self._counts, size)
-        each = [Ranges.of(np.asarray(piece[POSITION])) for piece in head]
-        positions = each[0] if len(each) == 1 else Ranges.of_all(each)
+        ranges = [Ranges.of(np.asarray(piece[POSITION])) for piece in head]
+        positions = ranges[0] if len(ranges) == 1 else Ranges.of_all(ranges)
         return Cut(pieces=tuple(head), rows=size, weight=size, positions=positions, partial=partial, skipped=skipped)
 
     def as_entries(self) -> list[_Entry]:
@@ -220,7 +221,7 @@ class _WholeRows:
             return sum(self._budget.tokens(sample) for sample in entry.samples)
         except RunError:
             raise
-        except FAILURES as error:  # a function of the user's
+        except FAILURES as error:  # the user's function may raise anything
             name = getattr(self._budget.tokens, "__qualname__", "tokens")
             raise RunError(
                 f"{name}(sample) of the collate_fn raised {say(error)} on sample {entry.sample_id}. Correct it: it gets a sample as the "
@@ -228,7 +229,7 @@ class _WholeRows:
             ) from None
 
     def _prefix(self, size: int) -> tuple[int, int, bool]:
-        """(entries, samples, complete) of the next batch."""
+        """(entries, samples, complete) of the next batch. An entry is never divided, and the first one always fits."""
         samples = tokens = 0
         for number, entry in enumerate(self._entries):
             over = self._budget is not None and tokens + self._tokens[number] > self._budget.most
@@ -264,14 +265,15 @@ def _entries(columns: Columns, rows: list[list[Any]]) -> list[_Entry]:
 
 
 def _without_errors(columns: Columns, rows: int, skipped: list[Skipped]) -> tuple[Columns, int]:
+    """(the columns, the number of rows) without samples that preprocessing has skipped; these are added to ``skipped``."""
     reasons = columns.pop(ERROR, None)
     if reasons is None or not any(reasons):
         return columns, rows
     ids = columns[SAMPLE_ID]
     skipped += [Skipped(sample_id=int(ids[i]), reason=r) for i, r in enumerate(reasons) if r]
     good = np.array([i for i, r in enumerate(reasons) if not r], dtype=np.int64)
-    kept: Columns = {n: c[good] if isinstance(c, np.ndarray) else [c[i] for i in good] for n, c in columns.items()}
-    return kept, len(good)
+    rest: Columns = {n: c[good] if isinstance(c, np.ndarray) else [c[i] for i in good] for n, c in columns.items()}
+    return rest, len(good)
 
 
 def _split(pieces: list[Columns], counts: list[int], size: int) -> tuple[list[Columns], list[Columns], list[int]]:

@@ -78,7 +78,7 @@ class Delivery:
         batch = self._collated(list(cut.samples), cut.ids)
         if type(batch) is dict:
             _check_free(batch, cut.ids)
-            # A copy: it may be a sample itself, which a filler repeats.
+            # A copy, since collate_fn may return a sample itself, and fillers use samples again.
             batch = {**batch, SAMPLE_ID: torch.tensor(cut.ids, dtype=torch.int64)}
         if self._stream is not None:
             batch = map_tensors(batch, lambda tensor: tensor if tensor.is_cuda else tensor.pin_memory())
@@ -118,10 +118,10 @@ class Delivery:
             if len(arrays) == 1 and self._stream is None:
                 joined[name] = writable(arrays[0]) if _worth_a_view(arrays[0]) else arrays[0].copy()
                 continue
-            odd = next((i for i, a in enumerate(arrays) if a.shape[1:] != arrays[0].shape[1:]), None)
-            if odd is not None:
-                ids = [int(pieces[i][SAMPLE_ID][0]) for i in (0, odd)]
-                raise _ragged(name, (arrays[0].shape[1:], arrays[odd].shape[1:]), ids)
+            other = next((i for i, a in enumerate(arrays) if a.shape[1:] != arrays[0].shape[1:]), None)
+            if other is not None:
+                ids = [int(pieces[i][SAMPLE_ID][0]) for i in (0, other)]
+                raise _ragged(name, (arrays[0].shape[1:], arrays[other].shape[1:]), ids)
             dtype = common_dtype(array.dtype for array in arrays)
             if dtype is None:
                 joined[name] = [row for array in arrays for row in array]
@@ -182,20 +182,20 @@ def _stacked(values: list[Any]) -> Any:
     """Structures by element, arrays and numbers stacked, other values as a list. Raises RaggedError for arrays that differ in shape."""
     first = values[0]
     if isinstance(first, Mapping) and _alike(values):
-        return {key: _stacked([each[key] for each in values]) for key in first}
+        return {key: _stacked([value[key] for value in values]) for key in first}
     if not is_nested(values):
         return as_tensor(stack("", values))
     if isinstance(first, list | tuple) and all(
-        isinstance(each, list | tuple) and len(each) == len(first) for each in values
+        isinstance(value, list | tuple) and len(value) == len(first) for value in values
     ):
-        parts = [_stacked([each[i] for each in values]) for i in range(len(first))]
+        parts = [_stacked([value[i] for value in values]) for i in range(len(first))]
         return type(first)(*parts) if hasattr(first, "_fields") else parts
     return values
 
 
 def _alike(values: Sequence[Any]) -> bool:
     """Whether all are mappings with the same keys."""
-    return all(isinstance(each, Mapping) and each.keys() == values[0].keys() for each in values)
+    return all(isinstance(value, Mapping) and value.keys() == values[0].keys() for value in values)
 
 
 def _ragged(name: str, shapes: tuple[tuple[int, ...], tuple[int, ...]], ids: list[int]) -> RunError:

@@ -95,16 +95,16 @@ class HubFeed(BlockReader):
             return super().fetch(piece)
 
         def columns() -> Columns:
-            if (found := block()) is None:
+            if (direct := block()) is None:
                 return BlockReader.fetch(self, piece)()
             rows = piece.stop - piece.start
-            return _columns(found, piece._replace(start=0, stop=rows, first=piece.first + piece.start))
+            return _columns(direct, piece._replace(start=0, stop=rows, first=piece.first + piece.start))
 
         return columns
 
     def arrived(self, key: PassKey, rank: int, reach: Reach, arrived: int) -> None:
         asked = self._asked.get(reach)
-        if asked is not None and not asked.done():  # otherwise, the next request tells it
+        if asked is not None and not asked.done():  # the next request says it otherwise
             self._hub.arrived(key, rank, reach, arrived)
 
     def again(self, key: PassKey, rank: int, piece: Slice) -> None:

@@ -84,23 +84,22 @@ class Fetcher:
             self._changed.notify_all()
 
     def _fetch(self, reach: Reach, at_once: int) -> None:
-        coming: deque[tuple[Slice, Callable[[], Columns], float]] = (
-            deque()
-        )  # with the seconds waited before it was asked for
+        # Each slice under way, what waits for its content, and the seconds waited before it was asked for.
+        coming: deque[tuple[Slice, Callable[[], Columns], float]] = deque()
         waited_s, most, came = 0.0, 1, 0
         over = False
         while not self._closed.is_set():
             if len(coming) < most and not (over and not self._arrivals.lost):
                 want = most - len(coming)
                 slices, over = self._feed.take(self._key, self._rank, want, reach, arrived=came, wait=not coming)
-                coming.extend((each, self._feed.fetch(each), waited_s) for each in slices)
+                coming.extend((piece, self._feed.fetch(piece), waited_s) for piece in slices)
             if coming:
                 piece, columns, before_s = coming.popleft()
                 began = time.monotonic()
                 arrived = self._fetched(piece, columns)
-                del columns  # it holds the block
+                del columns  # it keeps the block in memory
                 came += 1
-                if reach != "near":  # of near blocks, the hub need not know
+                if reach != "near":  # the hub paces only blocks that come over a link
                     self._feed.arrived(self._key, self._rank, reach, came)
                 waited_s += time.monotonic() - began
                 most = allowed(most, at_once, waited_s - before_s)

@@ -26,6 +26,41 @@ NOTHING = -1  # in the place of a measurement's step, if a message carries none
 
 
 @dataclass(frozen=True, kw_only=True)
+class Part:
+    """One rank's part of a measurement, by parameter group.
+
+    Args:
+        count: the number of compared gradients, over all ranks.
+        samples_each: the number of samples in each of them.
+        paired: whether they belong to consecutive steps.
+        squares: sums of the squared norms of this rank's gradients.
+        total: squared norms of the mean of all gradients.
+    """
+
+    count: int
+    samples_each: int
+    paired: bool
+    squares: tuple[float, ...]
+    total: tuple[float, ...]
+
+    def to_floats(self) -> list[float]:
+        """The part as numbers of a message."""
+        return [float(self.count), float(self.samples_each), float(self.paired), *self.squares, *self.total]
+
+    @classmethod
+    def from_floats(cls, values: Sequence[float]) -> Part:
+        """The inverse of :meth:`to_floats`."""
+        groups = (len(values) - 3) // 2
+        return cls(
+            count=int(values[0]),
+            samples_each=int(values[1]),
+            paired=bool(values[2]),
+            squares=tuple(values[3 : 3 + groups]),
+            total=tuple(values[3 + groups :]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Measured:
     """Every rank's measurement of a step's gradient."""
 
@@ -166,39 +201,4 @@ class Mailbox:
         return tuple(
             Measured(step=step, parts=tuple(part for _, part in sorted(self._in.pop(step).items())))
             for step in sorted(complete)
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """One rank's part of a measurement, by parameter group.
-
-    Args:
-        count: the number of compared gradients, over all ranks.
-        samples_each: the number of samples in each of them.
-        paired: whether they belong to consecutive steps.
-        squares: sums of the squared norms of this rank's gradients.
-        total: squared norms of the mean of all gradients.
-    """
-
-    count: int
-    samples_each: int
-    paired: bool
-    squares: tuple[float, ...]
-    total: tuple[float, ...]
-
-    def to_floats(self) -> list[float]:
-        """The part as numbers of a message."""
-        return [float(self.count), float(self.samples_each), float(self.paired), *self.squares, *self.total]
-
-    @classmethod
-    def from_floats(cls, values: Sequence[float]) -> Part:
-        """The inverse of :meth:`to_floats`."""
-        groups = (len(values) - 3) // 2
-        return cls(
-            count=int(values[0]),
-            samples_each=int(values[1]),
-            paired=bool(values[2]),
-            squares=tuple(values[3 : 3 + groups]),
-            total=tuple(values[3 + groups :]),
         )

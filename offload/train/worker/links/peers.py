@@ -47,16 +47,16 @@ class Talk(Protocol):
         """Element-wise sums over the ranks."""
 
 
-def check_agreed(told: Sequence[str]) -> None:
+def check_agreed(calls: Sequence[str]) -> None:
     """Raise RunError if the ranks, in their order, serve different calls of the user's loops. If they exchanged values for these, they
     would wait for ever, or take one call's values for those of another."""
-    if len(set(told)) == 1:
+    if len(set(calls)) == 1:
         return
-    first = told[0]
-    other = next(rank for rank, what in enumerate(told) if what != first)
+    first = calls[0]
+    other = next(rank for rank, what in enumerate(calls) if what != first)
     raise RunError(
         "all workers must make the same calls of ctx.report, ctx.sum, ctx.gather and ctx.accumulated, in the same order: "
-        f"worker 0 made {first} where worker {other} made {told[other]}. Call them on all workers; rank 0 alone records a report."
+        f"worker 0 made {first} where worker {other} made {calls[other]}. Call them on all workers; rank 0 alone records a report."
     )
 
 

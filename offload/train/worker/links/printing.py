@@ -22,7 +22,7 @@ def printing_to_driver(reporter: Reporter) -> Iterator[None]:
     output, telling, over = Output(), threading.Lock(), threading.Event()
 
     def tell(*, last: bool = False) -> None:
-        with telling:  # several threads push
+        with telling:  # pushes come from several threads
             if over.is_set():
                 return
             for stream, lines in groupby(output.read(last=last), key=lambda line: line.stream):
@@ -43,10 +43,10 @@ def _as_in_any_process() -> None:
     """Let loggers do what they do in any process of Python. Ray Train lets all of them write from level INFO on, and its own write to
     standard error as well."""
     root, rays_own = logging.getLogger(), logging.getLogger("ray.train")
-    if of_ray := [each for each in root.handlers if type(each).__module__.startswith("ray.")]:
+    if of_ray := [handler for handler in root.handlers if type(handler).__module__.startswith("ray.")]:
         root.setLevel(logging.WARNING)
-    for each in of_ray:
-        root.removeHandler(each)
-    for each in list(rays_own.handlers):
-        if isinstance(each, logging.StreamHandler):
-            rays_own.removeHandler(each)
+    for handler in of_ray:
+        root.removeHandler(handler)
+    for handler in list(rays_own.handlers):
+        if isinstance(handler, logging.StreamHandler):
+            rays_own.removeHandler(handler)

@@ -17,7 +17,7 @@ from offload.train.messages import End, GroupStart, GroupStatus, Orders, Push
 from offload.train.worker.links.watchdog import Watchdog
 
 HUNG = 70  # exit status of a process that hung
-PATIENCE_S = 60.0  # after which a user hears that a call waits for workers that may never make it
+PATIENCE_S = 60.0  # after which the user is told that a call waits for other workers: they may never make it
 
 
 class Reporter:
@@ -82,7 +82,7 @@ class Reporter:
 
     def flush(self) -> None:
         """Push now, and learn the newest orders."""
-        before_push = self.before_push  # another thread may take it away
+        before_push = self.before_push  # another thread may reset it
         if before_push is not None:
             before_push()
         with self._lock:
@@ -126,4 +126,4 @@ class Reporter:
             return
         self.event("worker_hung", deadline_s=self._watchdog.deadline_s, where=where)
         self.flush()
-        os._exit(HUNG)  # only this ends a thread that hangs
+        os._exit(HUNG)  # nothing else ends a thread that hangs

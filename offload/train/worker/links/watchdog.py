@@ -53,10 +53,10 @@ class Watchdog:
         """The place where the thread hangs, or None if it does not. Call it from another thread."""
         if self._waiting or time.monotonic() - self._alive_at < self.deadline_s:
             return None
-        frame = sys._current_frames().get(self._thread)
-        if frame is None:
+        running = sys._current_frames().get(self._thread)
+        if running is None:
             return "a thread that has ended"
-        stack = traceback.extract_stack(frame)
-        # Of a call into torch, the user's line tells more than torch's.
-        place = next((each for each in reversed(stack) if not each.filename.startswith(_LIBRARIES)), stack[-1])
+        stack = traceback.extract_stack(running)
+        # In a call into torch, the user's line says more than torch's.
+        place = next((frame for frame in reversed(stack) if not frame.filename.startswith(_LIBRARIES)), stack[-1])
         return f"{place.filename}:{place.lineno} in {place.name}"

@@ -71,14 +71,14 @@ class RayCheckpointer:
         return self._storing
 
     def newest(self) -> RayStored | None:
-        found = ray.train.get_checkpoint()
-        return None if found is None else RayStored(found)
+        checkpoint = ray.train.get_checkpoint()
+        return None if checkpoint is None else RayStored(checkpoint)
 
     def before(self, newest: RayStored) -> list[RayStored]:
-        known = [RayStored(each.checkpoint) for each in ray.train.get_all_reported_checkpoints()]
+        known = [RayStored(reported.checkpoint) for reported in ray.train.get_all_reported_checkpoints()]
         # Ray Train sorts its list by score if the run keeps the best. The names of the folders begin with the time.
-        known.sort(key=lambda each: each.path, reverse=True)
-        return [each for each in known if each.path != newest.path]
+        known.sort(key=lambda stored: stored.path, reverse=True)
+        return [stored for stored in known if stored.path != newest.path]
 
     def keep(self, metrics: Mapping[str, Any], content: Content | None, *, wait: bool) -> None:
         if wait:

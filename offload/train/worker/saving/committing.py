@@ -14,7 +14,7 @@ from offload.train.worker.links.reporter import Reporter
 from offload.train.worker.links.watchdog import Watchdog
 from offload.train.worker.saving.state import TrainingState
 
-LEAST_TO_GO_ON_S = 5.0  # least interval of commits without waiting: Ray Train accepts one every 2 s
+LEAST_TO_GO_ON_S = 5.0  # shorter intervals wait for each commit: Ray Train accepts one every 2 s
 FIRST_COMMIT_S = 60.0  # interval until the cost of a commit is known
 
 
@@ -72,7 +72,7 @@ class Committer:
             self._state.commit(metrics, self._described.adaptation(), wait=not later)
         if later:
             self._cost_s = self._state.committed_at - began
-        if self._rank == 0 and self._state.models:  # a loop that trains nothing stores nothing
+        if self._rank == 0 and self._state.models:  # without a model, nothing was stored
             progress = self._state.progress
             seconds = round(self._state.committed_at - began, 3)
             self._reporter.event(

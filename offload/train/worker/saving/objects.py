@@ -51,7 +51,7 @@ class TrainedObjects:
         self.optimizers = [item for item in others if isinstance(item, torch.optim.Optimizer)]
         self._others = [item for item in others if not isinstance(item, torch.optim.Optimizer)]
         for optimizer in self.optimizers:
-            # Made where the models were before: Adagrad makes its state at once, and a script may have read one. Loading moves it.
+            # Adagrad makes its state at once, and a script may have read one: it lies where the model was then. Loading moves it.
             if any(map(_is_elsewhere, optimizer.state, optimizer.state.values())):
                 optimizer.load_state_dict(optimizer.state_dict())
         self.sharded = any(map(is_sharded, (*self.models, *self._others))) or any(map(is_part, self._loose()))
@@ -115,7 +115,9 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 
 def _is_elsewhere(parameter: Any, state: Any) -> bool:
     """Whether a parameter's optimizer state lies on another device. Its number of steps may: torch keeps that on the CPU."""
-    if not (isinstance(parameter, torch.Tensor) and isinstance(state, Mapping)):  # an optimizer of the user's
+    if not (
+        isinstance(parameter, torch.Tensor) and isinstance(state, Mapping)
+    ):  # a user's own optimizer may hold anything
         return False
     tensors = [value for value in state.values() if isinstance(value, torch.Tensor) and value.dim()]
     return any(tensor.device != parameter.device for tensor in tensors)

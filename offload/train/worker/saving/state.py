@@ -209,7 +209,7 @@ class TrainingState:
             trained = trained.union(part)
         self._summed, self._sums = self.accumulated(), {}
         if not self._resumable:
-            # Samples without ids cannot be identified: a resumed run begins the epoch again, and its sums.
+            # Without ids, a resumed run cannot tell which samples were trained: it repeats the epoch, with its sums.
             trained = Ranges()
         passes = self.progress.passes if self._resumable else {}
         self.progress = dataclasses.replace(self.progress, trained=trained, passes=passes, seconds=self.seconds)
@@ -220,7 +220,7 @@ class TrainingState:
         # Without waiting, the next steps change the tensors while the checkpoint is written.
         keep = (lambda tensor: tensor) if wait else copied
         try:
-            if self.objects.sharded:  # all ranks gather what one of them writes
+            if self.objects.sharded:  # gathering needs all ranks, though one writes
                 whole = self._content(generators, adapting, lambda tensor: gathered(tensor, keep, writes))
                 content = whole if writes else None
             else:

@@ -109,7 +109,7 @@ class BatchScaling:
         size, before = max(rows, self._initial), list[tuple[dict[str, Any], Any]]()
         for number, (optimizer, group) in enumerate(groups):
             rule = self._rule(optimizer)
-            if rule == "none":  # it may have no rate
+            if rule == "none":  # the group may have no rate
                 continue
             gain = float(noises[number].gain(size)) if number < len(noises) else 1.0
             factor = learning_rate_factor(

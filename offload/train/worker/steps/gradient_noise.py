@@ -44,15 +44,17 @@ class NoiseMeter:
     micro-batches, and :meth:`finish` before the optimizers step."""
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer], world_size: int) -> None:
-        self._groups = [(each, group) for each in optimizers for group in each.param_groups]
+        self._groups = [(optimizer, group) for optimizer in optimizers for group in optimizer.param_groups]
         # A group may have no parameters, such as that of the biases in a model without any.
         self._device = next((p.device for _, group in self._groups for p in group["params"]), torch.device("cpu"))
         self._world_size = world_size
         self._handles: list[Any] = []
         self._norms: list[list[torch.Tensor]] = [[] for _ in self._groups]
-        self._reached: dict[torch.Tensor, torch.Tensor | None] = {}  # in this micro-batch, with gradients that add up
+        self._reached: dict[
+            torch.Tensor, torch.Tensor | None
+        ] = {}  # in this micro-batch: gradients, if several losses add up
         self._several = False  # the loop runs several backward passes for a micro-batch
-        self._adds_up = False  # known before this step, so that gradients add up
+        self._adds_up = False  # the meter keeps gradients, so that it can add up those of several losses
         self._before: tuple[int, list[list[torch.Tensor]]] | None = None
         self._micro_batches = 0
         self._loss_scale = 1.0
@@ -81,7 +83,7 @@ class NoiseMeter:
         def note(gradient: torch.Tensor) -> None:
             if self._adds_up:
                 before = self._reached.get(parameter)
-                # A copy: autograd may go on to add to the tensor that it passes.
+                # A copy, since autograd may add to the tensor later.
                 self._reached[parameter] = gradient.detach().clone() if before is None else before + gradient.detach()
             elif parameter in self._reached:
                 self._several = True
@@ -127,7 +129,7 @@ class NoiseMeter:
             return None
         # Each micro-batch's loss was divided by the number of micro-batches, and multiplied by fp16's scale.
         undo = (self._micro_batches / self._loss_scale) ** 2
-        squares = [undo * self._sum_of_squares(each) for each in norms]
+        squares = [undo * self._sum_of_squares(of_group) for of_group in norms]
         total = [
             self._sum_of_squares([_norm(p.grad, o, g, p) for p in g["params"] if p.grad is not None])
             for o, g in self._groups
@@ -143,12 +145,12 @@ class NoiseMeter:
 
     def _pair(self, step: int, local_batch_size: int, *, whole: bool) -> Part | None:
         """Compare this step's gradient with the previous step's."""
-        kept, self._before = self._before, None
+        before, self._before = self._before, None
         if not whole:
             return None
         part = None
-        if kept is not None and kept[0] == step - 1:
-            part = self._compared(kept[1], local_batch_size)
+        if before is not None and before[0] == step - 1:
+            part = self._compared(before[1], local_batch_size)
         if _measured(step + 1):
             self._before = step, [[_grad(p).clone() for p in g["params"]] for _, g in self._groups]
         return part
@@ -195,10 +197,11 @@ def _norm(
     elif is_adam(optimizer):
         state = optimizer.state.get(parameter, {})
         if "exp_avg_sq" in state and gradient.numel():
-            taken = 1 - group["betas"][1] ** float(state.get("step", 1))
-            gradient = _real(gradient) / ((_real(state["exp_avg_sq"]) / max(taken, 1e-12)).sqrt() + group["eps"])
+            # Adam's own denominator: sqrt(v / (1 - β₂ᵗ)) + ε, with the average v of squared gradients corrected for its start at 0.
+            correction = 1 - group["betas"][1] ** float(state.get("step", 1))
+            gradient = _real(gradient) / ((_real(state["exp_avg_sq"]) / max(correction, 1e-12)).sqrt() + group["eps"])
     gradient = _real(gradient)
-    # Torch narrows no type while it computes a norm.
+    # Torch refuses a dtype that is narrower than the gradient's.
     norm: torch.Tensor = torch.linalg.vector_norm(gradient, dtype=torch.promote_types(gradient.dtype, torch.float32))
     return norm.float()
 

@@ -15,7 +15,7 @@ def scale_gradients(parameters: Sequence[torch.Tensor], factor: float) -> None:
         gradients = [p.grad for p in kind if p.grad is not None]
         if factor:
             torch._foreach_mul_(gradients, factor)
-        else:  # zero times what is not finite is not zero
+        else:  # 0 * inf is not 0
             torch._foreach_zero_(gradients)
 
 
@@ -25,7 +25,8 @@ def clip_gradients(parameters: Sequence[torch.Tensor], most: float) -> None:
     if not kinds:
         return
     norms = [torch.nn.utils.get_total_norm([p.grad for p in kind if p.grad is not None]) for kind in kinds]
-    norm = torch.linalg.vector_norm(torch.stack([whole(each) for each in norms]))
+    # The norm of all gradients is that of the norms of their parts.
+    norm = torch.linalg.vector_norm(torch.stack([whole(part) for part in norms]))
     for kind in kinds:
         torch.nn.utils.clip_grads_with_norm_(kind, most, norm)
 

@@ -31,7 +31,7 @@ class JoinedModels:
         self._join, self._meter, self._workers = join, meter, workers
         self._by_ddp: set[int] = set()  # the ids of parameters that :meth:`exchange` leaves to DistributedDataParallel
         self._went_forward = self._in_backward = False
-        self._share: torch.Tensor | None = None  # of the ranks that take part in this global batch
+        self._share: torch.Tensor | None = None  # the share of ranks that take part in this global batch
 
     def adopt(
         self, models: Sequence[torch.nn.Module], options: Mapping[str, Any] | None, weight: Callable[[], float]
@@ -55,7 +55,7 @@ class JoinedModels:
             return self.models
         if len(trained) > 1 or options is None or self.sharded:
             return self.models
-        # Torch's name for what the user leaves out.
+        # Torch's name for the parameters that the user wants no exchange of.
         ignored = getattr(trained[0], "_ddp_params_and_buffers_to_ignore", ())
         self._by_ddp = {id(p) for name, p in trained[0].named_parameters() if p.requires_grad or name in ignored}
         joined = self._join.wrap(
@@ -84,7 +84,7 @@ class JoinedModels:
         """Note that the loop takes a batch. ``exchanges``: whether its gradients complete the step's, unless the pass ends before."""
         self._went_forward = False
         if (ddp := self._ddp) is not None:
-            ddp.require_backward_grad_sync = exchanges  # it asks in its forward pass, not in backward
+            ddp.require_backward_grad_sync = exchanges  # DDP looks at it in its forward pass, not in backward
 
     def check_forward(self) -> None:
         """Raise RunError if another backward pass would need another forward pass."""
@@ -135,18 +135,18 @@ class JoinedModels:
             return
         held = {id(p): p for o in optimizers for g in o.param_groups for p in g["params"]}
         parameters = [p for p in held.values() if self._exchanges(p)]
-        # Whether each has a gradient. It is made on the device: a copy from the host would wait for the backward pass.
-        there = torch.ones(len(parameters), dtype=torch.float32, device=parameters[0].device if parameters else None)
-        missing = [number for number, p in enumerate(parameters) if p.grad is None]  # here, not on all ranks
+        # 1 for each parameter with a gradient. It is made on the device: a copy from the host would wait for the backward pass.
+        present = torch.ones(len(parameters), dtype=torch.float32, device=parameters[0].device if parameters else None)
+        missing = [number for number, p in enumerate(parameters) if p.grad is None]  # on this rank
         for number in missing:
             parameters[number].grad = torch.zeros_like(parameters[number])
-            there[number].zero_()
+            present[number].zero_()
         if weight != 1.0:
             scale_gradients(parameters, weight)
         averaged = [p.grad for p in parameters if p.grad is not None]
         if parameters:
-            averaged.append(there)
-        if self._share is None and held:  # the first step of a global batch tells for all
+            averaged.append(present)
+        if self._share is None and held:  # exchanged once for all steps of a global batch
             self._share = torch.full((1,), float(takes_part), device=next(iter(held.values())).device)
             averaged.append(self._share)
         if not self._by_ddp:
@@ -154,9 +154,10 @@ class JoinedModels:
         if averaged:
             self._join.average(averaged)
         if missing:
-            shares = there.tolist()
+            shares = present.tolist()
             for number in missing:
-                if not shares[number]:  # on no rank: as on one worker, weight decay and momentum must not move it
+                # No rank has its gradient. As on one worker, weight decay and momentum must not move it.
+                if not shares[number]:
                     parameters[number].grad = None
 
     def exchanges_some(self, optimizer: torch.optim.Optimizer) -> bool:

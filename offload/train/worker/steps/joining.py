@@ -58,7 +58,7 @@ class Distributed:
 
         def all_reduce(bucket: Any) -> torch.futures.Future[torch.Tensor]:
             ready()
-            if (factor := weight()) == 0.0:  # zero times what is not finite is not zero
+            if (factor := weight()) == 0.0:  # 0 * inf is not 0
                 bucket.buffer().zero_()
             elif factor != 1.0:
                 bucket.buffer().mul_(factor)
@@ -67,19 +67,19 @@ class Distributed:
         device = next(model.parameters()).device
         # Buffers are not broadcast before every forward pass: the ranks' own statistics serve training as well, and validation may
         # then run unequal numbers of batches. Validation makes them equal when it starts.
-        given = {"device_ids": [device] if device.type == "cuda" else None, "broadcast_buffers": False, **options}
+        arguments = {"device_ids": [device] if device.type == "cuda" else None, "broadcast_buffers": False, **options}
         with warnings.catch_warnings():
             # The option's successor sends buffers at the start, and gloo cannot send those of every type.
             warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated", category=FutureWarning)
-            joined = DistributedDataParallel(model, **given)
+            joined = DistributedDataParallel(model, **arguments)
         joined.register_comm_hook(
             None, lambda state, bucket: all_reduce(bucket)
-        )  # annotations would have to be DDP's own
+        )  # a lambda, since DDP checks annotations
         return joined
 
     def average(self, gradients: Sequence[torch.Tensor]) -> None:
         for bucket in _buckets(gradients):
-            # Those of sparse embeddings are dense meanwhile: their rows differ by rank.
+            # Gradients of sparse embeddings travel dense, since their rows differ by rank.
             flat = torch.cat([gradient.to_dense().reshape(-1) for gradient in bucket])
             dist.all_reduce(flat)
             flat /= dist.get_world_size()

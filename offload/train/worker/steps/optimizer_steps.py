@@ -32,7 +32,7 @@ class OptimizerSteps:
 
     def __init__(self, trained: Trained) -> None:
         self._trained = trained
-        self._stepped: list[torch.optim.Optimizer] = []  # by the scaler, since its last update
+        self._stepped: list[torch.optim.Optimizer] = []  # since the scaler's last update
 
     def begin(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Divide the optimizers' gradients by the scale of the losses. Raises RunError for an optimizer that needs a closure."""
@@ -46,13 +46,13 @@ class OptimizerSteps:
         scaler = self._trained.scaler
         if scaler is None:
             return
-        if any(each is stepped for each in optimizers for stepped in self._stepped):
+        if any(optimizer is stepped for optimizer in optimizers for stepped in self._stepped):
             self._update_early(scaler)
         unscaled: set[int] = set()
         for optimizer in optimizers:
             if reached := _reached(optimizer):
                 scaler.unscale_(optimizer)
-                if shared := [p for p in reached if id(p) in unscaled]:  # with an optimizer before: unscaled twice
+                if shared := [p for p in reached if id(p) in unscaled]:  # an optimizer before has unscaled them, too
                     scale_gradients(shared, scaler.get_scale())
                 unscaled.update(map(id, reached))
 
@@ -64,7 +64,8 @@ class OptimizerSteps:
             elif _reached(optimizer):  # the scaler refuses one without gradients
                 self._trained.scaler.step(optimizer)
                 self._stepped.append(optimizer)
-        for optimizer in optimizers:  # once all have stepped: two of them may hold the same parameter
+        # Two optimizers may hold the same parameter: clear gradients only once all have stepped.
+        for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def end_batch(self) -> None:
@@ -79,7 +80,8 @@ class OptimizerSteps:
         before = scaler.get_scale()
         self.end_batch()
         if (factor := scaler.get_scale() / before) != 1.0:
-            held = {id(p): p for each in self._trained.optimizers for p in _reached(each)}  # each once
+            # By id: two optimizers may hold the same parameter.
+            held = {id(p): p for optimizer in self._trained.optimizers for p in _reached(optimizer)}
             scale_gradients(list(held.values()), factor)
 
 
@@ -93,7 +95,7 @@ def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     return _requires_closure(type(optimizer).step)
 
 
-@functools.cache  # to read a signature takes as long as a small optimizer's step
+@functools.cache  # reading a signature takes as long as a small optimizer's step
 def _requires_closure(step: Callable[..., Any]) -> bool:
     closure = inspect.signature(step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty

@@ -129,10 +129,10 @@ class Stepper:
         self._optimizer_steps = OptimizerSteps(state)
         self._went_backward = self._skipped = self._is_last = False
         self._global = GlobalBatch()
-        self._done: list[_Step] = []  # in this batch
-        self._usual: list[_Step] = []  # in the last batch with any that was not skipped
-        self._plain: list[_Step] = []  # in this batch, made by the loop itself
-        self._in_plain = False  # it is making one
+        self._done: list[_Step] = []  # the steps of this batch
+        self._plain: list[_Step] = []  # those of them that the loop has made itself, by optimizer.step()
+        self._in_plain = False  # the loop is making one itself
+        self._usual: list[_Step] = []  # the steps of the last batch that was not skipped: skipped ones repeat them
 
     def join(self, models: Sequence[torch.nn.Module], options: Mapping[str, Any] | None) -> list[torch.nn.Module]:
         """Return the trained models, joined with those of the other workers. ``options``: arguments of DistributedDataParallel; None:
@@ -206,7 +206,7 @@ class Stepper:
             scaled = self._state.scaler.scale(scaled)
         if batch.weight or self.joined.sharded or bool(torch.isfinite(loss.detach()).all()):
             self.joined.backward(scaled, retain_graph=retain_graph, exchanges=self._is_last)
-        else:  # the loss of a filler, such as a mean over no tokens: zero times it is not zero
+        else:  # a filler's loss may be a mean over no tokens, and 0 * nan is not 0
             self.joined.add_nothing(self._state.scaler, exchanges=self._is_last)
         self._meter.backward_done()
         self._watchdog.alive()
@@ -228,11 +228,11 @@ class Stepper:
             return
         self._begin_gradient(batch, has_another)
         self._skipped = True
-        if self.between_global_batches:  # a loop that steps itself may clear them only before its next backward pass
+        if self.between_global_batches:  # a loop with its own steps may not have cleared them yet
             self._clear_gradients()
-        if self.joined.sharded:  # all ranks skip
+        if self.joined.sharded:  # then all ranks skip
             self._global.kept -= batch.all_weight
-        elif self._workers == 1:  # several ranks do not know of each other's skipped parts, and need one factor
+        elif self._workers == 1:  # with more ranks, one factor must hold for all, and they do not know who skips
             self._global.kept -= batch.weight
         self.joined.add_nothing(self._state.scaler, exchanges=self._is_last)
         self._meter.backward_done()
@@ -261,7 +261,7 @@ class Stepper:
                 "the optimizer: ctx.step(optimizer)."
             )
         if not self._went_backward and not self._skipped:
-            # Ranks that called backward() wait for this rank's gradients. They end with it, so they do not hang.
+            # Ranks that called backward() wait for this rank's gradients. The error ends them, too.
             raise RunError(
                 f"worker {self._rank} called ctx.step() for a batch without ctx.backward(loss). Every worker must call it for "
                 "every batch, or ctx.skip(); a worker without samples gets a filler that weighs nothing."
@@ -374,11 +374,11 @@ class Stepper:
         optimizers = step.optimizers
         self.joined.exchange(optimizers, takes_part=self._global.takes_part)
         self._meter.backward_done()
-        # Each once: optimizers may share some.
+        # By id: optimizers may share parameters.
         held = {id(p): p for o in optimizers for g in o.param_groups for p in g["params"]}
         parameters = [p for p in held.values() if p.grad is not None]
         if self._global.kept <= 0 or not (self._global.takes_part or self.joined.anyone_takes_part()):
-            for optimizer in optimizers:  # nobody's samples count
+            for optimizer in optimizers:  # no rank's samples count
                 optimizer.zero_grad(set_to_none=True)
             return False
         self._optimizer_steps.begin(optimizers)
