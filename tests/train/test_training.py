@@ -29,7 +29,7 @@ from offload.train.checkpoints.format import MODEL_FILE, Progress, Training
 from offload.train.messages import Orders
 from offload.train.worker.links.peers import NoPeers
 from offload.train.worker.saving.checkpointer import RayCheckpointer
-from offload.train.worker.saving.state import TrainingState
+from offload.train.worker.saving.training_state import TrainingState
 from tests.helpers import write_jpegs
 
 # A run starts a dozen processes: half a minute on a busy machine, and some tests need two.

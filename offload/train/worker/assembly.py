@@ -10,16 +10,16 @@ from offload.train.messages import GroupStart
 from offload.train.worker.ends import Ends
 from offload.train.worker.links.reporter import Reporter
 from offload.train.worker.links.watchdog import Watchdog
+from offload.train.worker.local_passes import Passes
 from offload.train.worker.loop import TrainingLoop
-from offload.train.worker.passes import Passes
-from offload.train.worker.place import Place
-from offload.train.worker.progress import ProgressReport
+from offload.train.worker.progress_report import ProgressReport
+from offload.train.worker.rank_place import Place
 from offload.train.worker.saving.committing import Committer
-from offload.train.worker.saving.state import TrainingState
+from offload.train.worker.saving.training_state import TrainingState
 from offload.train.worker.setup import WorkerSetup
 from offload.train.worker.steps.batch_scaling import BatchScaling
 from offload.train.worker.steps.device_memory import DeviceMemory
-from offload.train.worker.steps.prepared import Preparation
+from offload.train.worker.steps.preparation import Preparation
 from offload.train.worker.steps.stepping import Stepper
 
 

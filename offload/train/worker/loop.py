@@ -1,6 +1,6 @@
 """The loop of one worker: batches, steps, and everything between two steps.
 
-Where it stops: :mod:`offload.train.worker.ends` decides when training ends, :mod:`offload.train.worker.passes` opens passes,
+Where it stops: :mod:`offload.train.worker.ends` decides when training ends, :mod:`offload.train.worker.local_passes` opens passes,
 :mod:`offload.train.worker.steps` makes steps, and :mod:`offload.train.worker.assembly` puts all of these together.
 """
 
@@ -29,14 +29,14 @@ from offload.train.worker.goal import Goal
 from offload.train.worker.links.agreement import OVERS
 from offload.train.worker.links.reporter import Reporter
 from offload.train.worker.links.watchdog import Watchdog
-from offload.train.worker.passes import Passes, TrainingPass
-from offload.train.worker.place import Place
-from offload.train.worker.progress import ProgressReport
+from offload.train.worker.local_passes import Passes, TrainingPass
+from offload.train.worker.progress_report import ProgressReport
+from offload.train.worker.rank_place import Place
 from offload.train.worker.saving.committing import Committer
-from offload.train.worker.saving.state import TrainingState
+from offload.train.worker.saving.training_state import TrainingState
 from offload.train.worker.setup import WorkerSetup
 from offload.train.worker.steps.device_memory import DeviceMemoryError
-from offload.train.worker.steps.prepared import Preparation
+from offload.train.worker.steps.preparation import Preparation
 from offload.train.worker.steps.stepping import Stepper
 
 

@@ -23,9 +23,9 @@ from offload.train.worker.context import Context
 from offload.train.worker.ends import StopRun
 from offload.train.worker.links.peers import DistPeers, NoPeers
 from offload.train.worker.links.printing import printing_to_driver
-from offload.train.worker.place import Place
+from offload.train.worker.rank_place import Place
 from offload.train.worker.saving.checkpointer import RayCheckpointer
-from offload.train.worker.saving.state import seed_at_start
+from offload.train.worker.saving.training_state import seed_at_start
 from offload.train.worker.setup import UserFunctions, WorkerSetup
 from offload.train.worker.steps.joining import Distributed
 from offload.uncaught import LIBRARIES, of_program

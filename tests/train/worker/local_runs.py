@@ -29,7 +29,7 @@ from offload.train.worker.assembly import training_loop
 from offload.train.worker.context import Context
 from offload.train.worker.links.peers import NoPeers
 from offload.train.worker.loop import TrainingLoop
-from offload.train.worker.place import Place
+from offload.train.worker.rank_place import Place
 from offload.train.worker.saving.checkpointer import Content
 from offload.train.worker.setup import DatasetSetup, WorkerSetup
 from offload.train.worker.steps.joining import Join

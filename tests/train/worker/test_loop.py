@@ -37,8 +37,8 @@ from offload.train.worker.ends import Ends
 from offload.train.worker.goal import Goal
 from offload.train.worker.links.peers import NoPeers
 from offload.train.worker.loop import TrainingLoop
-from offload.train.worker.place import Place
-from offload.train.worker.saving.state import TrainingState
+from offload.train.worker.rank_place import Place
+from offload.train.worker.saving.training_state import TrainingState
 from offload.train.worker.setup import DatasetSetup, WorkerSetup
 from offload.train.worker.steps.batch_scaling import BatchScaling
 from tests.train.worker.local_runs import LocalRun, commit, loss_of, prepared

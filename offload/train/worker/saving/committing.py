@@ -12,7 +12,7 @@ from offload.train.checkpoints.ray_list import with_score
 from offload.train.config import Checkpoints
 from offload.train.worker.links.reporter import Reporter
 from offload.train.worker.links.watchdog import Watchdog
-from offload.train.worker.saving.state import TrainingState
+from offload.train.worker.saving.training_state import TrainingState
 
 LEAST_TO_GO_ON_S = 5.0  # shorter intervals wait for each commit: Ray Train accepts one every 2 s
 FIRST_COMMIT_S = 60.0  # interval until the cost of a commit is known

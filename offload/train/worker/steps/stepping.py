@@ -16,7 +16,7 @@ from offload.model.batch_split import BatchSplit
 from offload.pipeline.order.ranges import Ranges
 from offload.train.worker.data.batches import LocalBatch
 from offload.train.worker.links.watchdog import Watchdog
-from offload.train.worker.saving.state import TrainingState
+from offload.train.worker.saving.training_state import TrainingState
 from offload.train.worker.steps.batch_scaling import BatchScaling
 from offload.train.worker.steps.device_memory import DeviceMemory
 from offload.train.worker.steps.gradients import clip_gradients, scale_gradients

@@ -19,7 +19,7 @@ from offload.errors import ConfigError
 from offload.testing.in_threads import Died
 from offload.train.config import BatchSize
 from offload.train.worker.context import Context
-from offload.train.worker.saving.state import seed_at_start, seed_at_step
+from offload.train.worker.saving.training_state import seed_at_start, seed_at_step
 from tests.train.worker.local_runs import UNLABELED, VAL, LocalRun, commit, loss_of, prepared
 
 SAMPLES = 60

@@ -21,7 +21,7 @@ from offload.train.worker.data.batches import LocalBatch
 from offload.train.worker.links.agreement import Agreed
 from offload.train.worker.links.peers import NoPeers
 from offload.train.worker.links.watchdog import Watchdog
-from offload.train.worker.saving.state import TrainingState
+from offload.train.worker.saving.training_state import TrainingState
 from offload.train.worker.steps.device_memory import DeviceMemory
 from offload.train.worker.steps.joining import Distributed, Join
 from offload.train.worker.steps.stepping import Stepper

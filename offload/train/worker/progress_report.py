@@ -8,7 +8,7 @@ from typing import Any
 from offload.model.batch_split import BatchSplit
 from offload.train.messages import GroupStatus
 from offload.train.worker.links.reporter import Reporter
-from offload.train.worker.saving.state import TrainingState
+from offload.train.worker.saving.training_state import TrainingState
 from offload.train.worker.steps.batch_scaling import BatchScaling
 from offload.train.worker.steps.device_memory import DeviceMemory
 

@@ -9,7 +9,7 @@ import torch
 
 from offload.errors import RunError
 from offload.train.checkpoints.sharded import is_part, is_sharded
-from offload.train.worker.saving.state import TrainingState
+from offload.train.worker.saving.training_state import TrainingState
 from offload.train.worker.steps.batch_scaling import BatchScaling
 from offload.train.worker.steps.stepping import Stepper
 

@@ -21,8 +21,8 @@ from offload.train.worker.data.delivery import Delivery
 from offload.train.worker.links.agreement import Agreement, NoAgreement
 from offload.train.worker.links.reporter import Reporter
 from offload.train.worker.links.watchdog import Watchdog
-from offload.train.worker.place import Place
-from offload.train.worker.saving.state import TrainingState
+from offload.train.worker.rank_place import Place
+from offload.train.worker.saving.training_state import TrainingState
 from offload.train.worker.setup import WorkerSetup
 from offload.train.worker.steps.batch_scaling import BatchScaling
 
