@@ -11,9 +11,9 @@ from typing import NoReturn
 from offload.errors import RunError
 from offload.measure.steps import StepMeter
 from offload.model.batch_split import BatchSplit
-from offload.pipeline.block_receiver import DirectBlocks
-from offload.pipeline.passes import PassKey, PassRequest
-from offload.pipeline.shuffling import pass_number
+from offload.pipeline.blocks.receiver import DirectBlocks
+from offload.pipeline.feed.passes import PassKey, PassRequest
+from offload.pipeline.order.shuffling import pass_number
 from offload.train.messages import TRAIN
 from offload.train.worker.data.batches import Batches, Cutting, LocalBatch
 from offload.train.worker.data.cutting import Cut, Skipped

@@ -12,15 +12,6 @@ from typing import Any
 import torch
 
 from offload.errors import RunError
-from offload.measure.steps import Clock, CudaClock, StepMeter
-from offload.model.batch_split import BatchSplit
-from offload.pipeline.blocks.receiver import DirectBlocks
-from offload.pipeline.feed.passes import PassKey, PassRequest
-from offload.pipeline.order.ranges import Ranges
-from offload.pipeline.order.shuffling import pass_number
-from offload.train.checkpoints.sharded import is_part, is_sharded
-from offload.train.hub.client import HubClient
-from offload.train.messages import TRAIN, End, GroupStart, GroupStatus
 from offload.measure.steps import StepMeter
 from offload.train.messages import TRAIN
 from offload.train.worker.data.batch import shown_batch

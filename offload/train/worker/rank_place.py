@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from offload.pipeline.block_receiver import DirectBlocks
+from offload.pipeline.blocks.receiver import DirectBlocks
 from offload.train.hub.client import HubClient
 from offload.train.worker.data.feed_client import FeedClient, HubFeed
 from offload.train.worker.links.peers import Peers, Talk

@@ -8,6 +8,7 @@ from typing import Any
 
 from offload.model.batch_split import BatchSplit
 from offload.pipeline.describe.pipeline import CollateFn, OnDevice
+from offload.pipeline.feed.passes import PassRequest
 from offload.pipeline.work.environment import WorkingFolder
 from offload.train.checkpoints.storage import Marker
 from offload.train.config import Adaptation, BatchSize, Checkpoints, Precision
