@@ -27,7 +27,7 @@ from offload.train.hub.board import Board
 from offload.train.hub.client import HubClient
 from offload.train.worker.data.feed_client import BlockLostError, HubFeed
 from offload.train.worker.links.peers import INTERNAL, check_agreed
-from offload.train.worker.saving.checkpointer import Content
+from offload.train.worker.saving.checkpointer import CheckpointContent
 
 CORE_SECONDS = 0.2  # the reported cost of a sample: it makes small tasks and many blocks
 TASK_S = 0.0005
@@ -276,7 +276,7 @@ class Shelf:
         self._path, self._numbers = path, itertools.count()
         self.folders: list[Folder] = []
 
-    def put(self, content: Content) -> None:
+    def put(self, content: CheckpointContent) -> None:
         """Store one."""
         path = Path(tempfile.mkdtemp(prefix=f"{next(self._numbers)}-", dir=self._path))
         checkpoints.save(path, *content)
@@ -297,7 +297,7 @@ class LocalCheckpointer:
     def before(self, newest: Folder) -> list[Folder]:
         return [each for each in reversed(self._shelf.folders) if each is not newest]
 
-    def keep(self, metrics: Mapping[str, Any], content: Content | None, *, wait: bool) -> None:
+    def keep(self, metrics: Mapping[str, Any], content: CheckpointContent | None, *, wait: bool) -> None:
         self._ranks.gather(self._rank, None)
         if content is not None:
             self._shelf.put(content)

@@ -54,7 +54,7 @@ from offload.train.worker.assembly import training_loop
 from offload.train.worker.context import Context
 from offload.train.worker.ends import StopRun
 from offload.train.worker.links.peers import NoPeers
-from offload.train.worker.rank_place import Place
+from offload.train.worker.rank_place import RankPlace
 from offload.train.worker.setup import DatasetSetup, WorkerSetup
 
 DEADLINE_S = 60.0  # deadline of one job: after it, something hangs
@@ -286,7 +286,7 @@ class _Group:
     def _train(self, rank: int, client: LocalClient) -> None:
         job, (talk, batches, reports) = self.job, self._ranks
         several = self.workers > 1
-        place = Place(
+        place = RankPlace(
             rank=rank,
             world_size=self.workers,
             device=CPU,

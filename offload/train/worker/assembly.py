@@ -8,12 +8,12 @@ from offload.measure.steps import Clock, CudaClock, StepMeter
 from offload.model.batch_split import BatchSplit
 from offload.train.messages import GroupStart
 from offload.train.worker.ends import Ends
+from offload.train.worker.links.hang_watchdog import Watchdog
 from offload.train.worker.links.reporter import Reporter
-from offload.train.worker.links.watchdog import Watchdog
 from offload.train.worker.local_passes import Passes
 from offload.train.worker.loop import TrainingLoop
 from offload.train.worker.progress_report import ProgressReport
-from offload.train.worker.rank_place import Place
+from offload.train.worker.rank_place import RankPlace
 from offload.train.worker.saving.committing import Committer
 from offload.train.worker.saving.training_state import TrainingState
 from offload.train.worker.setup import WorkerSetup
@@ -23,7 +23,7 @@ from offload.train.worker.steps.preparation import Preparation
 from offload.train.worker.steps.stepping import Stepper
 
 
-def training_loop(setup: WorkerSetup, place: Place) -> TrainingLoop:
+def training_loop(setup: WorkerSetup, place: RankPlace) -> TrainingLoop:
     """The loop of the worker at this place, which has read the run's newest checkpoint. All ranks must call it."""
     rank, workers, device = place.rank, place.world_size, place.device
     start: GroupStart = place.talk.broadcast(setup.hub.begin_group() if rank == 0 else None, 0)

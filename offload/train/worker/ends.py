@@ -12,9 +12,9 @@ from offload.model.batch_split import BatchSplit
 from offload.train.messages import End
 from offload.train.worker.goal import Goal
 from offload.train.worker.links.agreement import Mailbox, Over, TrainingAgreement
+from offload.train.worker.links.hang_watchdog import Watchdog
 from offload.train.worker.links.reporter import Reporter
-from offload.train.worker.links.watchdog import Watchdog
-from offload.train.worker.rank_place import Place
+from offload.train.worker.rank_place import RankPlace
 from offload.train.worker.saving.committing import Committer
 from offload.train.worker.saving.training_state import TrainingState
 from offload.train.worker.setup import WorkerSetup
@@ -44,7 +44,7 @@ class Ends:
     def __init__(
         self,
         setup: WorkerSetup,
-        place: Place,
+        place: RankPlace,
         *,
         attempt: int,
         state: TrainingState,

@@ -19,9 +19,9 @@ from offload.train.worker.data.batches import Batches, Cutting, LocalBatch
 from offload.train.worker.data.cutting import Cut, Skipped
 from offload.train.worker.data.delivery import Delivery
 from offload.train.worker.links.agreement import Agreement, NoAgreement
+from offload.train.worker.links.hang_watchdog import Watchdog
 from offload.train.worker.links.reporter import Reporter
-from offload.train.worker.links.watchdog import Watchdog
-from offload.train.worker.rank_place import Place
+from offload.train.worker.rank_place import RankPlace
 from offload.train.worker.saving.training_state import TrainingState
 from offload.train.worker.setup import WorkerSetup
 from offload.train.worker.steps.batch_scaling import BatchScaling
@@ -187,7 +187,7 @@ class Passes:
     def __init__(
         self,
         setup: WorkerSetup,
-        place: Place,
+        place: RankPlace,
         *,
         attempt: int,
         state: TrainingState,

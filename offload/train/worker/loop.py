@@ -18,11 +18,11 @@ from offload.train.worker.data.batch import shown_batch
 from offload.train.worker.ends import Ends
 from offload.train.worker.goal import Goal
 from offload.train.worker.links.agreement import OVERS
+from offload.train.worker.links.hang_watchdog import Watchdog
 from offload.train.worker.links.reporter import Reporter
-from offload.train.worker.links.watchdog import Watchdog
 from offload.train.worker.local_passes import Passes, TrainingPass
 from offload.train.worker.progress_report import ProgressReport
-from offload.train.worker.rank_place import Place
+from offload.train.worker.rank_place import RankPlace
 from offload.train.worker.saving.committing import Committer
 from offload.train.worker.saving.training_state import TrainingState
 from offload.train.worker.setup import WorkerSetup
@@ -43,7 +43,7 @@ class TrainingLoop:
     def __init__(
         self,
         setup: WorkerSetup,
-        place: Place,
+        place: RankPlace,
         *,
         state: TrainingState,
         reporter: Reporter,
@@ -197,7 +197,7 @@ class TrainingLoop:
                         self.ends.obey(self.ends.agreed_orders())
                     self.progress.follow(batch.split, self.epoch)
                     self.stepper.begin_global_batch(batch.split)
-                self.stepper.take(batch)
+                self.stepper.begin_batch(batch)
                 self.rows = batch.rows
                 yield shown_batch(batch.content)
                 if not current.running:  # the epoch has ended

@@ -23,7 +23,7 @@ from offload.train.worker.context import Context
 from offload.train.worker.ends import StopRun
 from offload.train.worker.links.peers import DistPeers, NoPeers
 from offload.train.worker.links.printing import printing_to_driver
-from offload.train.worker.rank_place import Place
+from offload.train.worker.rank_place import RankPlace
 from offload.train.worker.saving.checkpointer import RayCheckpointer
 from offload.train.worker.saving.training_state import seed_at_start
 from offload.train.worker.setup import UserFunctions, WorkerSetup
@@ -42,12 +42,12 @@ class RestatedError(Exception):
         return f"{self.name}: {self.text}"
 
 
-def place_of(setup: WorkerSetup) -> Place:
+def place_of(setup: WorkerSetup) -> RankPlace:
     """This process's place in the worker group. All ranks must call it: they connect here."""
     world_size = ray.train.get_context().get_world_size()
     several = world_size > 1
     peers = {name: DistPeers() if several else NoPeers() for name in sorted(setup.datasets)}
-    return Place(
+    return RankPlace(
         rank=ray.train.get_context().get_world_rank(),
         world_size=world_size,
         device=ray.train.torch.get_device(),

@@ -17,7 +17,7 @@ from offload.train.worker.steps.joining import Join
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RankPlace:
     """A worker's place in its group, and its connections to the outside.
 
     Args:

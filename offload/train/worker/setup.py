@@ -14,7 +14,7 @@ from offload.train.checkpoints.storage import Marker
 from offload.train.config import Adaptation, BatchSize, Checkpoints, Precision
 from offload.train.hub.client import HubClient
 from offload.train.messages import TRAIN
-from offload.train.worker.data.cutting import Budget, budget_of
+from offload.train.worker.data.cutting import TokenBudget, budget_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class DatasetSetup:
         return None if self.yielded else self.samples
 
     @property
-    def budget(self) -> Budget | None:
+    def budget(self) -> TokenBudget | None:
         """The limit of a batch beside its number of rows, if its ``collate_fn`` sets one."""
         return budget_of(self.collate_fn)
 

@@ -29,8 +29,8 @@ from offload.train.worker.assembly import training_loop
 from offload.train.worker.context import Context
 from offload.train.worker.links.peers import NoPeers
 from offload.train.worker.loop import TrainingLoop
-from offload.train.worker.rank_place import Place
-from offload.train.worker.saving.checkpointer import Content
+from offload.train.worker.rank_place import RankPlace
+from offload.train.worker.saving.checkpointer import CheckpointContent
 from offload.train.worker.setup import DatasetSetup, WorkerSetup
 from offload.train.worker.steps.joining import Join
 
@@ -122,9 +122,9 @@ class LocalRun:
             deterministic=False,
         )
 
-    def _place(self, ranks: Mapping[str, Ranks], rank: int, workers: int) -> Place:
+    def _place(self, ranks: Mapping[str, Ranks], rank: int, workers: int) -> RankPlace:
         several = workers > 1
-        return Place(
+        return RankPlace(
             rank=rank,
             world_size=workers,
             device=torch.device("cpu"),
@@ -151,7 +151,7 @@ class _Checkpointer(LocalCheckpointer):
         super().__init__(shelf, ranks, rank)
         self._kept = kept
 
-    def keep(self, metrics: Mapping[str, Any], content: Content | None, *, wait: bool) -> None:
+    def keep(self, metrics: Mapping[str, Any], content: CheckpointContent | None, *, wait: bool) -> None:
         super().keep(metrics, content, wait=wait)
         if content is not None:
             self._kept(metrics)

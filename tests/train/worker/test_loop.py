@@ -37,7 +37,7 @@ from offload.train.worker.ends import Ends
 from offload.train.worker.goal import Goal
 from offload.train.worker.links.peers import NoPeers
 from offload.train.worker.loop import TrainingLoop
-from offload.train.worker.rank_place import Place
+from offload.train.worker.rank_place import RankPlace
 from offload.train.worker.saving.training_state import TrainingState
 from offload.train.worker.setup import DatasetSetup, WorkerSetup
 from offload.train.worker.steps.batch_scaling import BatchScaling
@@ -69,7 +69,7 @@ def local_loop(
         hang_s=math.inf,  # its threads outlive the test, and the watchdog would end this process
         deterministic=False,
     )
-    place = Place(
+    place = RankPlace(
         rank=0,
         world_size=1,
         device=torch.device("cpu"),

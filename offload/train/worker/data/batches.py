@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from offload.model.batch_split import BatchSplit
 from offload.pipeline.feed.passes import PassKey
 from offload.pipeline.order.ranges import Ranges
-from offload.train.worker.data.cutting import Budget, Cut, Cutter, Skipped
+from offload.train.worker.data.cutting import Cut, Cutter, Skipped, TokenBudget
 from offload.train.worker.data.delivery import Delivery
 from offload.train.worker.data.feed_client import FeedClient
 from offload.train.worker.data.fetching import Fetcher, Piece
@@ -80,7 +80,7 @@ class Cutting:
     padded: bool
     least: int = 1
     drop_last: bool = False
-    budget: Budget | None = None
+    budget: TokenBudget | None = None
     ordered: bool = False
 
 

@@ -30,26 +30,31 @@ class Skipped:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:
+class TokenBudget:
     """A limit of a local batch beside its number of samples: the sum of their ``tokens``, such as lengths."""
 
     tokens: Callable[[Any], int]
     most: int
 
 
-def budget_of(collate_fn: Any) -> Budget | None:
+def budget_of(collate_fn: Any) -> TokenBudget | None:
     """The limit of tokens that a collate function sets for a batch, such as :class:`offload.collate.pad` with ``max_tokens``."""
     most = getattr(collate_fn, "max_tokens", None)
-    return None if most is None else Budget(tokens=collate_fn.tokens, most=most)
+    return None if most is None else TokenBudget(tokens=collate_fn.tokens, most=most)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """The rows of a local batch: ``pieces`` of columns, or whole ``samples`` with their ``ids``.
+    """The rows of a local batch.
 
-    ``rows``: the number of samples. ``weight``: their weight in the gradient, the number of samples, or of tokens under a :class:`Budget`.
-    ``positions``: the positions that the batch trains. ``partial``: it is the last batch, and not full. ``skipped``: samples that were
-    skipped just before.
+    Args:
+        pieces: the rows as columns, if they did not travel as whole samples.
+        samples, ids: whole samples and their ids, otherwise.
+        rows: the number of samples.
+        weight: their weight in the gradient: the number of samples, or of tokens under a :class:`TokenBudget`.
+        positions: the positions that the batch trains.
+        partial: whether it is the last batch, and not full.
+        skipped: samples that were skipped just before.
     """
 
     pieces: tuple[Columns, ...] = ()
@@ -106,7 +111,7 @@ class Cutter:
         budget: a limit besides the number of samples.
     """
 
-    def __init__(self, *, least: int = 1, budget: Budget | None = None) -> None:
+    def __init__(self, *, least: int = 1, budget: TokenBudget | None = None) -> None:
         self._least, self._budget = least, budget
         self._rows: _Rows = _ColumnRows()
         self._skipped: list[Skipped] = []
@@ -136,7 +141,7 @@ class Cutter:
         elif 0 < rest < self._least <= head - (self._least - rest):
             # The batch gives rows to the last one, which would be too small, if both are then large enough.
             size = head - (self._least - rest)
-        cut = self._rows.take(size, tuple(self._skipped), partial=over and not complete)
+        cut = self._rows.pop(size, tuple(self._skipped), partial=over and not complete)
         self._skipped.clear()
         return cut
 
@@ -152,7 +157,7 @@ class _Rows(Protocol):
     def head(self, size: int) -> tuple[int, bool, int]:
         """(the samples of the next batch, whether no later row can join it, the samples after it)."""
 
-    def take(self, size: int, skipped: tuple[Skipped, ...], *, partial: bool) -> Cut:
+    def pop(self, size: int, skipped: tuple[Skipped, ...], *, partial: bool) -> Cut:
         """Remove the next batch."""
 
 
@@ -171,7 +176,7 @@ class _ColumnRows:
         total = sum(self._counts)
         return min(size, total), total >= size, max(total - size, 0)
 
-    def take(self, size: int, skipped: tuple[Skipped, ...], *, partial: bool) -> Cut:
+    def pop(self, size: int, skipped: tuple[Skipped, ...], *, partial: bool) -> Cut:
         size = min(size, sum(self._counts))
         head, self._pieces, self._counts = _split(self._pieces, self._counts, size)
         ranges = [Ranges.of(np.asarray(piece[POSITION])) for piece in head]
@@ -199,7 +204,7 @@ class _Entry:
 class _WholeRows:
     """Rows as whole samples."""
 
-    def __init__(self, budget: Budget | None, entries: list[_Entry]) -> None:
+    def __init__(self, budget: TokenBudget | None, entries: list[_Entry]) -> None:
         self._budget, self._entries = budget, entries
         self._tokens = [self._tokens_of(entry) for entry in entries]
 
@@ -243,7 +248,7 @@ class _WholeRows:
         entries, samples, complete = self._prefix(size)
         return samples, complete, sum(len(entry.samples) for entry in self._entries[entries:])
 
-    def take(self, size: int, skipped: tuple[Skipped, ...], *, partial: bool) -> Cut:
+    def pop(self, size: int, skipped: tuple[Skipped, ...], *, partial: bool) -> Cut:
         count, _, _ = self._prefix(size)
         head, tokens = self._entries[:count], sum(self._tokens[:count])
         del self._entries[:count], self._tokens[:count]

@@ -29,7 +29,7 @@ SOON_S, LONG_S = 1.0, 3.0
 Piece = tuple[Columns, int]
 """The content of a slice, and its rows."""
 
-Place = tuple[int, int, int]
+SliceKey = tuple[int, int, int]
 
 
 class Fetcher:
@@ -142,16 +142,16 @@ class _Arrivals:
     """The pieces on their way into batches. A lost piece comes again later; in an ordered pass, the others wait for it."""
 
     def __init__(self, ordered: bool) -> None:
-        self.lost: set[Place] = set()
+        self.lost: set[SliceKey] = set()
         self._ordered = ordered
-        self._waiting: dict[Place, Piece | None] = {}
+        self._waiting: dict[SliceKey, Piece | None] = {}
 
-    def lose(self, place: Place) -> None:
+    def lose(self, place: SliceKey) -> None:
         """Note that the piece at this place is lost, perhaps again."""
         self.lost.add(place)
         self._waiting.setdefault(place, None)
 
-    def came(self, place: Place, piece: Piece) -> list[Piece]:
+    def came(self, place: SliceKey, piece: Piece) -> list[Piece]:
         """Add a piece that arrived; return the pieces that may now go on."""
         self.lost.discard(place)
         if not self._ordered:

@@ -26,7 +26,7 @@ NOTHING = -1  # in the place of a measurement's step, if a message carries none
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class NoisePart:
     """One rank's part of a measurement, by parameter group.
 
     Args:
@@ -48,7 +48,7 @@ class Part:
         return [float(self.count), float(self.samples_each), float(self.paired), *self.squares, *self.total]
 
     @classmethod
-    def from_floats(cls, values: Sequence[float]) -> Part:
+    def from_floats(cls, values: Sequence[float]) -> NoisePart:
         """The inverse of :meth:`to_floats`."""
         groups = (len(values) - 3) // 2
         return cls(
@@ -61,11 +61,11 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class NoiseMeasurement:
     """Every rank's measurement of a step's gradient."""
 
     step: int
-    parts: tuple[Part, ...]
+    parts: tuple[NoisePart, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class Agreed:
     due: bool = False
     over: Over = ""
     split: BatchSplit | None = None
-    measured: tuple[Measured, ...] = ()
+    measured: tuple[NoiseMeasurement, ...] = ()
 
 
 class Agreement(Protocol):
@@ -168,15 +168,15 @@ class TrainingAgreement:
 class Mailbox:
     """Measurements on their way to all ranks. The next pass sends the measurements that remain from this one.
 
-    ``width``: the number of numbers in a :class:`Part`.
+    ``width``: the number of numbers in a :class:`NoisePart`.
     """
 
     def __init__(self, width: int) -> None:
         self._width = width
-        self._out: deque[tuple[int, Part]] = deque()
-        self._in: dict[int, dict[int, Part]] = {}
+        self._out: deque[tuple[int, NoisePart]] = deque()
+        self._in: dict[int, dict[int, NoisePart]] = {}
 
-    def post(self, step: int, part: Part) -> None:
+    def post(self, step: int, part: NoisePart) -> None:
         """Add this rank's measurement of step ``step``."""
         self._out.append((step, part))
 
@@ -187,7 +187,7 @@ class Mailbox:
         step, part = self._out.popleft()
         return [step, *np.array(part.to_floats(), dtype=np.float64).view(np.int64).tolist()]
 
-    def incoming(self, messages: Sequence[Sequence[int]]) -> tuple[Measured, ...]:
+    def incoming(self, messages: Sequence[Sequence[int]]) -> tuple[NoiseMeasurement, ...]:
         """The measurements that these messages, one from each rank, complete."""
         complete = []
         for rank, (step, *numbers) in enumerate(messages):
@@ -195,10 +195,10 @@ class Mailbox:
                 continue
             floats = np.array(numbers, dtype=np.int64).view(np.float64).tolist()
             parts = self._in.setdefault(step, {})
-            parts[rank] = Part.from_floats(floats)
+            parts[rank] = NoisePart.from_floats(floats)
             if len(parts) == len(messages):
                 complete.append(step)
         return tuple(
-            Measured(step=step, parts=tuple(part for _, part in sorted(self._in.pop(step).items())))
+            NoiseMeasurement(step=step, parts=tuple(part for _, part in sorted(self._in.pop(step).items())))
             for step in sorted(complete)
         )

@@ -14,7 +14,7 @@ from offload.measure.steps import Totals
 from offload.model.batch_split import BatchSplit
 from offload.train.hub.client import HubClient
 from offload.train.messages import End, GroupStart, GroupStatus, Orders, Push
-from offload.train.worker.links.watchdog import Watchdog
+from offload.train.worker.links.hang_watchdog import Watchdog
 
 HUNG = 70  # exit status of a process that hung
 PATIENCE_S = 60.0  # after which the user is told that a call waits for other workers: they may never make it

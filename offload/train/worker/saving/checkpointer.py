@@ -17,7 +17,7 @@ from offload.train.checkpoints import format as checkpoints
 from offload.train.checkpoints.format import Training
 from offload.train.checkpoints.storage import reason_of
 
-Content = tuple[dict[str, Any], dict[str, Any]]
+CheckpointContent = tuple[dict[str, Any], dict[str, Any]]
 """The states of the model and of its training, as plain data."""
 
 
@@ -40,7 +40,7 @@ class Checkpointer(Protocol):
     def before(self, newest: Any) -> Sequence[Stored]:
         """The older checkpoints, newest first."""
 
-    def keep(self, metrics: Mapping[str, Any], content: Content | None, *, wait: bool) -> None:
+    def keep(self, metrics: Mapping[str, Any], content: CheckpointContent | None, *, wait: bool) -> None:
         """Store a checkpoint. All ranks must call it; ``content`` is None on ranks that do not write. Without ``wait``, training goes on
         meanwhile, and must not change the content.
 
@@ -80,13 +80,13 @@ class RayCheckpointer:
         known.sort(key=lambda stored: stored.path, reverse=True)
         return [stored for stored in known if stored.path != newest.path]
 
-    def keep(self, metrics: Mapping[str, Any], content: Content | None, *, wait: bool) -> None:
+    def keep(self, metrics: Mapping[str, Any], content: CheckpointContent | None, *, wait: bool) -> None:
         if wait:
             _report(dict(metrics), content)
         else:
             self._report_later(dict(metrics), content)
 
-    def _report_later(self, metrics: dict[str, Any], content: Content | None) -> None:
+    def _report_later(self, metrics: dict[str, Any], content: CheckpointContent | None) -> None:
         """Report the content, which training must not change any more, from a Ray Train thread that keeps the order of reports."""
         later = ray.train.CheckpointUploadMode.ASYNC
         if content is None:
@@ -118,7 +118,7 @@ class RayCheckpointer:
         )
 
 
-def _report(metrics: dict[str, Any], content: Content | None) -> None:
+def _report(metrics: dict[str, Any], content: CheckpointContent | None) -> None:
     """Store a checkpoint and report it; ``content`` is None on ranks that do not write."""
     if content is None:
         ray.train.report(metrics, checkpoint=None)

@@ -10,8 +10,8 @@ from offload.adapt.commits import commit_interval_s
 from offload.measure.steps import StepMeter
 from offload.train.checkpoints.ray_list import with_score
 from offload.train.config import Checkpoints
+from offload.train.worker.links.hang_watchdog import Watchdog
 from offload.train.worker.links.reporter import Reporter
-from offload.train.worker.links.watchdog import Watchdog
 from offload.train.worker.saving.training_state import TrainingState
 
 LEAST_TO_GO_ON_S = 5.0  # shorter intervals wait for each commit: Ray Train accepts one every 2 s

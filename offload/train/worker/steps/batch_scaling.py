@@ -19,7 +19,7 @@ from offload.adapt.rules import Rule, learning_rate_factor
 from offload.errors import RunError
 from offload.model.batch_split import BatchSplit
 from offload.train.config import Adaptation, BatchSize
-from offload.train.worker.links.agreement import Mailbox, Measured, Part
+from offload.train.worker.links.agreement import Mailbox, NoiseMeasurement, NoisePart
 from offload.train.worker.steps.gradient_noise import NoiseMeter, is_adam, moments_of
 
 
@@ -80,10 +80,10 @@ class BatchScaling:
         if part is not None:
             self.mail.post(step, part)
 
-    def add(self, measured: Sequence[Measured]) -> None:
+    def add(self, measured: Sequence[NoiseMeasurement]) -> None:
         """Add complete measurements to the average."""
         for measurement in measured:
-            first: Part = measurement.parts[0]
+            first: NoisePart = measurement.parts[0]
             sqr, var = moments_of(measurement.parts, self._initial)
             # The two gradients of a pair belong to two steps; otherwise, all of them make up one.
             samples = first.samples_each * (1 if first.paired else first.count)

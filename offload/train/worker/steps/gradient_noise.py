@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from offload.model.noise import gradient_moments
-from offload.train.worker.links.agreement import Part
+from offload.train.worker.links.agreement import NoisePart
 
 EVERY = 8  # the meter measures one step in EVERY
 EAGER = 32  # the meter measures each of the first EAGER steps, for an early estimate
 ADAM_FAMILY = ("adam", "lamb", "adopt")
 
 
-def moments_of(parts: Sequence[Part], batch_size: int) -> tuple[list[float], list[float]]:
+def moments_of(parts: Sequence[NoisePart], batch_size: int) -> tuple[list[float], list[float]]:
     """``(|G|², tr(Σ))`` by parameter group at the initial batch, from every rank's part. All ranks use rank 0's norm of the mean
     gradient: if ranks differed in its last bit, their steps would differ."""
     first = parts[0]
@@ -61,7 +61,7 @@ class NoiseMeter:
 
     @property
     def width(self) -> int:
-        """The number of numbers in the message of a :class:`Part`."""
+        """The number of numbers in the message of a :class:`NoisePart`."""
         return 3 + 2 * len(self._groups)
 
     def begin(self, step: int, micro_batches: int, loss_scale: Callable[[], float]) -> None:
@@ -115,7 +115,7 @@ class NoiseMeter:
         self._reached = {}
         return hooked, norms
 
-    def finish(self, step: int, *, local_batch_size: int, whole: bool) -> Part | None:
+    def finish(self, step: int, *, local_batch_size: int, whole: bool) -> NoisePart | None:
         """Return the measurement of the step whose mean gradient the parameters hold, unscaled and not clipped; None if there is
         none. ``whole``: whether all its local batches were full, on all ranks."""
         self.micro_batch_done()
@@ -135,7 +135,7 @@ class NoiseMeter:
             for o, g in self._groups
         ]
         values = torch.stack([*squares, *total]).tolist()
-        return Part(
+        return NoisePart(
             count=self._world_size * self._micro_batches,
             samples_each=local_batch_size,
             paired=False,
@@ -143,7 +143,7 @@ class NoiseMeter:
             total=tuple(values[len(squares) :]),
         )
 
-    def _pair(self, step: int, local_batch_size: int, *, whole: bool) -> Part | None:
+    def _pair(self, step: int, local_batch_size: int, *, whole: bool) -> NoisePart | None:
         """Compare this step's gradient with the previous step's."""
         before, self._before = self._before, None
         if not whole:
@@ -155,7 +155,7 @@ class NoiseMeter:
             self._before = step, [[_grad(p).clone() for p in g["params"]] for _, g in self._groups]
         return part
 
-    def _compared(self, before: list[list[torch.Tensor]], local_batch_size: int) -> Part | None:
+    def _compared(self, before: list[list[torch.Tensor]], local_batch_size: int) -> NoisePart | None:
         squares, total = [], []
         for (optimizer, group), old in zip(self._groups, before, strict=True):
             pairs = [(p, _grad(p), o) for p, o in zip(group["params"], old, strict=True)]
@@ -166,7 +166,7 @@ class NoiseMeter:
             means = [_norm((new + was) / 2, optimizer, group, p) for p, new, was in pairs]
             total.append(self._sum_of_squares(means))
         values = torch.stack([*squares, *total]).tolist()
-        return Part(
+        return NoisePart(
             count=2,
             samples_each=local_batch_size,
             paired=True,

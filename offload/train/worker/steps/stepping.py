@@ -15,7 +15,7 @@ from offload.measure.steps import StepMeter
 from offload.model.batch_split import BatchSplit
 from offload.pipeline.order.ranges import Ranges
 from offload.train.worker.data.batches import LocalBatch
-from offload.train.worker.links.watchdog import Watchdog
+from offload.train.worker.links.hang_watchdog import Watchdog
 from offload.train.worker.saving.training_state import TrainingState
 from offload.train.worker.steps.batch_scaling import BatchScaling
 from offload.train.worker.steps.device_memory import DeviceMemory
@@ -170,7 +170,7 @@ class Stepper:
         for optimizer in self._state.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
-    def take(self, batch: LocalBatch) -> None:
+    def begin_batch(self, batch: LocalBatch) -> None:
         """Note that the user gets the next local batch."""
         self.batch = batch
         self._went_backward = self._skipped = False

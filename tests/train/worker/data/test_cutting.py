@@ -18,7 +18,7 @@ from offload import collate
 from offload.errors import RunError
 from offload.pipeline.blocks import whole_samples, wire
 from offload.pipeline.blocks.wire import ERROR, POSITION, SAMPLE_ID, Columns
-from offload.train.worker.data.cutting import Budget, Cut, Cutter
+from offload.train.worker.data.cutting import Cut, Cutter, TokenBudget
 from offload.train.worker.data.delivery import Delivery
 
 CPU = Delivery(torch.device("cpu"))
@@ -83,7 +83,7 @@ def test_the_samples_of_an_input_stay_together(blocks: list[list[int]], size: in
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(30, 60))
 def test_a_budget_of_tokens_limits_a_batch(lengths: list[int], most: int) -> None:
     rows = [[torch.zeros(n)] for n in lengths]
-    cuts = cut_all(Cutter(budget=Budget(tokens=len, most=most)), [(whole(0, rows), len(rows))], 1000)
+    cuts = cut_all(Cutter(budget=TokenBudget(tokens=len, most=most)), [(whole(0, rows), len(rows))], 1000)
     assert [len(sample) for cut in cuts for sample in cut.samples] == lengths
     for cut, following in zip(cuts, [*cuts[1:], None], strict=True):
         assert cut.weight == sum(map(len, cut.samples)) <= most
@@ -166,13 +166,13 @@ def test_a_function_of_tokens_that_raises_is_named_with_its_line() -> None:
     def lengths(sample: Any) -> int:
         return len(sample["words"])
 
-    cutter = Cutter(budget=Budget(tokens=lengths, most=9))
+    cutter = Cutter(budget=TokenBudget(tokens=lengths, most=9))
     with pytest.raises(
         RunError,
         match=r"lengths\(sample\) of the collate_fn raised KeyError: 'words' \(lengths, .*\) on sample 5\. Correct it",
     ):
         cutter.add(whole(5, [[{"x": 1}]]), 1)
-    pack = Cutter(budget=Budget(tokens=collate.pack(length="text").tokens, most=9))
+    pack = Cutter(budget=TokenBudget(tokens=collate.pack(length="text").tokens, most=9))
     with pytest.raises(RunError, match=r"^pack counts the tokens of a sample by its column 'text', which holds 'a b'"):
         pack.add(whole(5, [[{"text": "a b"}]]), 1)
 

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from offload.model.batch_split import BatchSplit
 from offload.train.messages import Orders
-from offload.train.worker.links.agreement import Mailbox, Part, TrainingAgreement
+from offload.train.worker.links.agreement import Mailbox, NoisePart, TrainingAgreement
 
 WIDTH = 5
 
 
-def part(value: float) -> Part:
-    return Part(count=2, samples_each=8, paired=False, squares=(value,), total=(value / 3,))
+def part(value: float) -> NoisePart:
+    return NoisePart(count=2, samples_each=8, paired=False, squares=(value,), total=(value / 3,))
 
 
 @given(posted=st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=30))

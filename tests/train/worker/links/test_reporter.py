@@ -11,8 +11,8 @@ import pytest
 from offload.report.sentences import sentence
 from offload.train.messages import Orders
 from offload.train.worker.links import reporter as reporter_module
+from offload.train.worker.links.hang_watchdog import Watchdog
 from offload.train.worker.links.reporter import Reporter
-from offload.train.worker.links.watchdog import Watchdog
 from tests.helpers import eventually
 
 

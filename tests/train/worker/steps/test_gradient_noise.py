@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from offload.adapt.noise_average import NoiseAverage
-from offload.train.worker.links.agreement import Part
+from offload.train.worker.links.agreement import NoisePart
 from offload.train.worker.steps.gradient_noise import EAGER, EVERY, NoiseMeter, is_adam, moments_of
 
 DIMENSIONS = 500
@@ -45,7 +45,7 @@ class Worker:
 
 def step_of(
     group: list[Worker], step: int, micro_batches: int, losses: tuple[float, ...] = (1.0,)
-) -> list[Part] | None:
+) -> list[NoisePart] | None:
     """One global batch of all workers, with their gradients averaged as DDP does."""
     for worker in group:
         worker.parameter.grad = None
@@ -69,7 +69,7 @@ def test_known_noise_is_found(workers: int, micro_batches: int) -> None:
     for step in range(3000):
         parts = step_of(group, step % EAGER, micro_batches)  # measured at every step, to have many estimates
         if parts is not None:
-            sqr, var = moments_of([Part.from_floats(p.to_floats()) for p in parts], INITIAL)
+            sqr, var = moments_of([NoisePart.from_floats(p.to_floats()) for p in parts], INITIAL)
             average = average.updated(sqr, var, scale=scale, paired=parts[0].paired)
             measured += 1
             estimates.append((sqr[0], var[0]))

@@ -19,8 +19,8 @@ from offload.pipeline.order.ranges import Ranges
 from offload.testing.in_threads import Ranks, Unjoined
 from offload.train.worker.data.batches import LocalBatch
 from offload.train.worker.links.agreement import Agreed
+from offload.train.worker.links.hang_watchdog import Watchdog
 from offload.train.worker.links.peers import NoPeers
-from offload.train.worker.links.watchdog import Watchdog
 from offload.train.worker.saving.training_state import TrainingState
 from offload.train.worker.steps.device_memory import DeviceMemory
 from offload.train.worker.steps.joining import Distributed, Join
@@ -63,7 +63,7 @@ class Rank:
         """Take the next batch; ``rows``: those of each rank."""
         self.stepper.settle(0.0)
         mine, whole = (rows or (ROWS,))[self.rank], sum(rows or (ROWS,))
-        self.stepper.take(
+        self.stepper.begin_batch(
             LocalBatch(
                 content={},
                 rows=mine,

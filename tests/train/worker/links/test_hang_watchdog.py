@@ -9,7 +9,7 @@ import traceback
 import pytest
 import torch
 
-from offload.train.worker.links.watchdog import Watchdog
+from offload.train.worker.links.hang_watchdog import Watchdog
 
 
 def test_of_a_call_into_torch_the_users_line_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
