@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this 
 import offload
 from benchmarks.rows.digits import Digits, train
 from benchmarks.side_by_side import machine, versions
-from offload.train.worker.gradient_noise import EAGER, EVERY, NoiseMeter
+from offload.train.worker.steps.gradient_noise import EAGER, EVERY, NoiseMeter
 
 BATCH, EPOCHS = 64, 30
 ALPHA_S, BETA_S = 0.02, 0.0004

@@ -22,7 +22,7 @@ from offload.pipeline.feed.feed import Feed
 from offload.pipeline.feed.passes import PassKey, PassRequest, Reach, Slice
 from offload.pipeline.pool.pool import IN_FLIGHT
 from offload.pipeline.pool.task import Block, Cost
-from offload.train.worker.fetching import FAR_AT_ONCE, PREFETCH_BLOCKS, allowed
+from offload.train.worker.data.fetching import FAR_AT_ONCE, PREFETCH_BLOCKS, allowed
 
 HUGE = 1e15  # bytes per second of memory
 

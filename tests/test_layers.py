@@ -22,7 +22,12 @@ LAYERS = [
     {"offload.loader", "offload.collate", "offload.callbacks"},
     # Rooms of offload.train, by process: the driver starts the workers, and both talk to the run's actor.
     {"offload.train.driver"},
+    # Rooms of offload.train.worker, from the loop down to the links with the other ranks and the driver.
     {"offload.train.worker"},
+    {"offload.train.worker.steps"},
+    {"offload.train.worker.saving"},
+    {"offload.train.worker.data"},
+    {"offload.train.worker.links"},
     {"offload.train.hub"},
     {"offload.train.messages"},
     {"offload.train.checkpoints", "offload.train.cluster"},

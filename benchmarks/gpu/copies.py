@@ -11,8 +11,8 @@ import torch
 from benchmarks.gpu.place import Found, Place, expect
 from offload.pipeline.blocks.wire import Columns
 from offload.pipeline.order.ranges import Ranges
-from offload.train.worker.cutting import Cut
-from offload.train.worker.delivery import Delivery
+from offload.train.worker.data.cutting import Cut
+from offload.train.worker.data.delivery import Delivery
 
 REPEATS = 5
 LEAST_OVERLAP = 0.5

@@ -21,11 +21,12 @@ from offload.probe.depth import Depth, repeated_blocks
 from offload.probe.kept import Rows
 from offload.train.checkpoints.sharded import is_sharded
 from offload.train.messages import TRAIN
-from offload.train.worker.batch import BatchIterator, columns_of, shown_batch
 from offload.train.worker.context import Context, DdpOptions, has_many
-from offload.train.worker.delivery import Delivery
-from offload.train.worker.loop import StopRun, TrainingLoop
-from offload.train.worker.optimizer_steps import OptimizerSteps
+from offload.train.worker.data.batch import BatchIterator, columns_of, shown_batch
+from offload.train.worker.data.delivery import Delivery
+from offload.train.worker.ends import StopRun
+from offload.train.worker.loop import TrainingLoop
+from offload.train.worker.steps.optimizer_steps import OptimizerSteps
 
 GRADIENTS = 16  # compared at equal parameters, to tell their noise; more if they do not, while time and rows last
 FEW_GRADIENTS = 8  # without a GPU, where a step takes long
@@ -88,7 +89,7 @@ class ProbeContext(Context):
     def begin_anew(self) -> None:
         """Forget all measurements: the script's function runs again, on the whole model."""
         self.may_cut = False
-        self._loop.state.models = []
+        self._loop.state.objects.models = []
         self.measured.clear()
         self.gradients.clear()
         self._sum, self._comparing = None, False
@@ -241,7 +242,8 @@ class ProbeContext(Context):
 
     def _agreed(self, value: int | None) -> int | None:
         """Rank 0's value: all ranks measure the same sizes."""
-        return value if self._loop.talk is None else self._loop.talk.broadcast(value, 0)
+        agreed: int | None = self._loop.place.talk.broadcast(value, 0)
+        return agreed
 
     def _rows(self, size: int, first: int) -> Any:
         """``size`` of the cached rows from ``first`` on, wrapping around at their end."""
@@ -250,7 +252,7 @@ class ProbeContext(Context):
     @functools.cached_property
     def delivery(self) -> Delivery:
         """What makes the batches of the training data."""
-        return self._loop.delivery(TRAIN)
+        return self._loop.passes.delivery(TRAIN)
 
     def backward(self, loss: torch.Tensor, *, retain_graph: bool = False) -> None:
         """Add the gradient of the loss."""

@@ -33,7 +33,7 @@ from offload.train.driver.run import Run
 from offload.train.driver.trainer import Trainer
 from offload.train.hub.client import HubClient
 from offload.train.messages import TRAIN
-from offload.train.worker.fetching import PREFETCH_BLOCKS
+from offload.train.worker.data.fetching import PREFETCH_BLOCKS
 
 
 def bar(quiet: bool) -> Progress:

@@ -9,9 +9,9 @@ import torch
 
 from offload.pipeline.order.ranges import Ranges
 from offload.probe.stages import size_of
-from offload.train.worker.batches import LocalBatch
-from offload.train.worker.cutting import Cut
-from offload.train.worker.delivery import Delivery
+from offload.train.worker.data.batches import LocalBatch
+from offload.train.worker.data.cutting import Cut
+from offload.train.worker.data.delivery import Delivery
 
 
 class Kept:

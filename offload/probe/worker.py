@@ -27,13 +27,16 @@ from offload.probe.processes import CpuSeconds, cpu_seconds
 from offload.probe.stages import LEAST_RAW_BYTES, exact_over_auto, measure_stages
 from offload.train.hub.client import HubClient
 from offload.train.messages import TRAIN
-from offload.train.worker.agreement import NoAgreement
-from offload.train.worker.batches import Batches, Cutting, NoPeers
-from offload.train.worker.feed_client import BlockReader, HubFeed
-from offload.train.worker.loop import StopRun, TrainingLoop, budget_of, first_pass
-from offload.train.worker.printing import printing_to_driver
+from offload.train.worker.assembly import training_loop
+from offload.train.worker.data.batches import Batches, Cutting
+from offload.train.worker.data.feed_client import BlockReader, HubFeed
+from offload.train.worker.ends import StopRun
+from offload.train.worker.links.agreement import NoAgreement
+from offload.train.worker.links.peers import NoPeers
+from offload.train.worker.links.printing import printing_to_driver
+from offload.train.worker.loop import TrainingLoop
 from offload.train.worker.process import place_of, run_user_function
-from offload.train.worker.setup import UserFunctions, WorkerSetup
+from offload.train.worker.setup import UserFunctions, WorkerSetup, first_pass
 
 KEPT_BLOCKS = 4  # blocks replayed to measure how fast a worker takes in batches
 KEPT_BYTES = 128 << 20
@@ -67,7 +70,7 @@ def run_probe(carried: Carried, setup: WorkerSetup, budget: ProbeBudget) -> None
     setup = setup.joined(functions)
     torch.manual_seed(setup.seed)
     np.random.seed(setup.seed & 0xFFFFFFFF)
-    loop = TrainingLoop(setup, place_of(setup))
+    loop = training_loop(setup, place_of(setup))
     context = ProbeContext(loop)
     tell = _Teller(loop)
     try:
@@ -87,9 +90,7 @@ def run_probe(carried: Carried, setup: WorkerSetup, budget: ProbeBudget) -> None
             raise RunError(
                 "the script's function asked for no batch of ctx.batches('train'), so that no step could be measured."
             )
-        nodes = [ray.get_runtime_context().get_node_id()]
-        if loop.talk is not None:
-            nodes = loop.talk.gather_objects(nodes[0])
+        nodes = loop.place.talk.gather_objects(ray.get_runtime_context().get_node_id())
         if context.rank:
             return
         loop.reporter.event(
@@ -130,7 +131,7 @@ class _Teller:
     """A sender of the probe's progress, without delay."""
 
     def __init__(self, loop: TrainingLoop) -> None:
-        self._reporter, self._silent = loop.reporter, loop.rank > 0
+        self._reporter, self._silent = loop.reporter, loop.place.rank > 0
 
     def phase(self, name: str, share: float) -> None:
         if self._silent:
@@ -142,10 +143,10 @@ class _Teller:
 def _drain(loop: TrainingLoop, context: ProbeContext, budget: ProbeBudget, tell: _Teller) -> dict[str, Any]:
     """Take batches as fast as they come, and keep some."""
     setup = loop.setup
-    feed = _Recording(setup.hub, loop.direct)
-    key = PassKey(attempt=loop.attempt, name=TRAIN, number=0)
+    feed = _Recording(setup.hub, loop.passes.direct)
+    key = PassKey(attempt=loop.passes.attempt, name=TRAIN, number=0)
     setup.hub.open(key, first_pass(setup.split, deterministic=setup.deterministic), context.rank, loop.place.node)
-    batches = _batches(context, setup, feed, key, ordered=setup.ordered[TRAIN])
+    batches = _batches(context, setup, feed, key, ordered=setup.train.ordered)
     began, before, reported_s, samples = time.monotonic(), cpu_seconds(), 0.0, 0
     kept: Kept | None = None
     while (batch := batches.get()) is not None:
@@ -193,7 +194,7 @@ def _batches(context: ProbeContext, setup: WorkerSetup, feed: Any, key: PassKey,
         peers=NoPeers(rank=context.rank),
         split=setup.split,
         delivery=context.delivery,
-        cutting=Cutting(padded=False, budget=budget_of(setup.collate_fn.get(TRAIN)), ordered=ordered),
+        cutting=Cutting(padded=False, budget=setup.train.budget, ordered=ordered),
         agreement=NoAgreement(),
         template={},
     )

@@ -13,8 +13,8 @@ import offload
 from offload.adapt.failures import LEAST_INTERVAL_S, MOST_COMMIT_SHARE, commit_interval_s, failures_per_s
 from offload.model.batch_split import BatchSplit
 from offload.train.checkpoints.plain import to_plain
-from offload.train.worker.device_memory import USABLE, largest_local_batch
-from offload.train.worker.state import copied
+from offload.train.worker.saving.objects import copied
+from offload.train.worker.steps.device_memory import USABLE, largest_local_batch
 
 positive = st.floats(1e-6, 1e4)
 

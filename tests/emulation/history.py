@@ -17,7 +17,7 @@ ROUND = 1000  # attempts reserved for one driver; a restarted driver counts from
 def log_batch(ctx: Any, batch: Mapping[str, Any], folder: Path, driver: int = 0) -> None:
     """Record the current batch, before it is trained. ``driver``: the number of earlier starts of the run."""
     line = {
-        "attempt": driver * ROUND + ctx._loop.attempt,
+        "attempt": driver * ROUND + ctx._loop.passes.attempt,
         "workers": ctx.world_size,
         "epoch": ctx.epoch,
         "step": ctx.global_step,

@@ -25,9 +25,9 @@ from offload.train.checkpoints import format as checkpoints
 from offload.train.hub.actor import Hub
 from offload.train.hub.board import Board
 from offload.train.hub.client import HubClient
-from offload.train.worker.checkpointer import Content
-from offload.train.worker.feed_client import BlockLostError, HubFeed
-from offload.train.worker.peers import INTERNAL, check_agreed
+from offload.train.worker.data.feed_client import BlockLostError, HubFeed
+from offload.train.worker.links.peers import INTERNAL, check_agreed
+from offload.train.worker.saving.checkpointer import CheckpointContent
 
 CORE_SECONDS = 0.2  # the reported cost of a sample: it makes small tasks and many blocks
 TASK_S = 0.0005
@@ -237,7 +237,7 @@ class Ranks:
 
 
 class Peer:
-    """One rank's end of the operations: :class:`offload.train.worker.batches.Peers` and :class:`offload.train.worker.peers.Talk`."""
+    """One rank's end of the operations: the ``Peers`` and the ``Talk`` of :mod:`offload.train.worker.links.peers`."""
 
     def __init__(self, ranks: Ranks, rank: int) -> None:
         self._ranks, self.rank, self.world_size = ranks, rank, ranks.world_size
@@ -276,7 +276,7 @@ class Shelf:
         self._path, self._numbers = path, itertools.count()
         self.folders: list[Folder] = []
 
-    def put(self, content: Content) -> None:
+    def put(self, content: CheckpointContent) -> None:
         """Store one."""
         path = Path(tempfile.mkdtemp(prefix=f"{next(self._numbers)}-", dir=self._path))
         checkpoints.save(path, *content)
@@ -297,7 +297,7 @@ class LocalCheckpointer:
     def before(self, newest: Folder) -> list[Folder]:
         return [folder for folder in reversed(self._shelf.folders) if folder is not newest]
 
-    def keep(self, metrics: Mapping[str, Any], content: Content | None, *, wait: bool) -> None:
+    def keep(self, metrics: Mapping[str, Any], content: CheckpointContent | None, *, wait: bool) -> None:
         self._ranks.gather(self._rank, None)
         if content is not None:
             self._shelf.put(content)
@@ -345,7 +345,7 @@ class Bookkeeper(torch.optim.SGD):
 
 
 class Unjoined:
-    """The :class:`offload.train.worker.joining.Join` of ranks whose models stay alone."""
+    """The :class:`offload.train.worker.steps.joining.Join` of ranks whose models stay alone."""
 
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
         return model

@@ -36,10 +36,12 @@ from offload.train.driver.fleet.messages import ClusterSeen, Learned, ResizeDeci
 from offload.train.driver.fleet.room import Terms
 from offload.train.driver.fleet.state import Fleet, Starting
 from offload.train.messages import TRAIN
-from offload.train.worker.batches import NoPeers
+from offload.train.worker.assembly import training_loop
 from offload.train.worker.context import Context
-from offload.train.worker.loop import Place, StopRun, TrainingLoop
-from offload.train.worker.setup import WorkerSetup
+from offload.train.worker.ends import StopRun
+from offload.train.worker.links.peers import NoPeers
+from offload.train.worker.rank_place import RankPlace
+from offload.train.worker.setup import DatasetSetup, WorkerSetup
 from tests.emulation.in_threads import (
     Book,
     Bookkeeper,
@@ -158,18 +160,12 @@ class _Job:
             split=rehearsal.sizes.split(fleet.placement.workers),
             batch_size=rehearsal.sizes,
             adaptation=Adaptation(),
-            on_device={TRAIN: ()},
-            collate_fn={},
-            sized={TRAIN: rehearsal.samples},
-            classes={},
-            resumable={TRAIN: True},
-            ordered={TRAIN: False},
+            datasets={TRAIN: DatasetSetup(samples=rehearsal.samples, resumable=True, ordered=False)},
             checkpoints=Checkpoints(every_s=0.03),
             precision="fp32",
             seed=rehearsal.seed,
             hang_s=DEADLINE_S,
             deterministic=False,
-            config={},
         )
 
     def nodes(self) -> tuple[NodeResources, ...]:
@@ -289,12 +285,12 @@ class _Group:
     def _train(self, rank: int, client: LocalClient) -> None:
         job, (talk, batches, reports) = self.job, self._ranks
         several = self.workers > 1
-        place = Place(
+        place = RankPlace(
             rank=rank,
             world_size=self.workers,
             device=CPU,
             node=self._nodes[rank],
-            talk=Peer(talk, rank) if several else None,
+            talk=Peer(talk, rank) if several else NoPeers(),
             peers={TRAIN: Peer(batches, rank) if several else NoPeers()},
             checkpoints=LocalCheckpointer(job.shelf, reports, rank),
             join=Unjoined(),
@@ -303,7 +299,7 @@ class _Group:
             sleep=self._sleep,
             report_every_s=0.02,
         )
-        loop = TrainingLoop(dataclasses.replace(job.setup, hub=client), place)
+        loop = training_loop(dataclasses.replace(job.setup, hub=client), place)
         try:
             self._user_function(Context(loop), rank)
             loop.commit_rest()

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from offload.train.worker import batches
+from offload.train.worker.data import batches
 from tests.emulation.rehearsal import Rehearsal
 
 

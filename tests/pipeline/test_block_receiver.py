@@ -23,7 +23,7 @@ from offload.pipeline.blocks.receiver import BlockReceiver, DirectBlocks, Expect
 from offload.pipeline.blocks.sender import SECRET_BYTES, BlockSenders, NoBlockError
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
 from offload.pipeline.feed.passes import Slice
-from offload.train.worker.feed_client import HubFeed
+from offload.train.worker.data.feed_client import HubFeed
 from tests.helpers import ROOT, eventually
 
 HEAD = stream._HEAD.pack

@@ -30,7 +30,7 @@ from offload.pipeline.sources.from_torch import list_torch_dataset
 from offload.pipeline.sources.parquet import list_parquet
 from offload.pipeline.work.processing import process
 from offload.pipeline.work.recipe import Recipe
-from offload.train.worker.delivery import as_tensor
+from offload.train.worker.data.delivery import as_tensor
 
 ROWS = 20  # of more than one chunk
 BOXES = np.dtype([("x", "f4"), ("name", "U3")])

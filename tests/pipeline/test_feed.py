@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from offload.errors import RunError
+from offload.pipeline.feed import passes, tasks
 from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.feed.engine import HELD_SHARE
-from offload.pipeline.feed import passes, tasks
 from offload.pipeline.feed.feed import Feed
 from offload.pipeline.feed.passes import PassKey, PassRequest, Slice
 from offload.pipeline.pool.task import Block, Cost, Task

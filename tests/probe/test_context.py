@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from offload.probe.context import ProbeContext
-from offload.train.worker.loop import StopRun
+from offload.train.worker.ends import StopRun
 
 
 def probing(*models: torch.nn.Module) -> tuple[ProbeContext, torch.optim.Optimizer]:

@@ -21,7 +21,7 @@ from offload.pipeline.blocks import receiver, wire
 from offload.pipeline.blocks.sender import BlockSenders
 from offload.pipeline.feed.passes import Slice
 from offload.train.cluster.ray_processes import minimal_agents
-from offload.train.worker.feed_client import BlockLostError, HubFeed
+from offload.train.worker.data.feed_client import BlockLostError, HubFeed
 
 DEADLINE_S = 300.0
 

@@ -162,7 +162,9 @@ def written() -> str:
         package = folder / "__init__.py"
         title = f"\n## {folder.relative_to(ROOT)}\n"
         summary = first_sentence(package) if package.exists() else ""
-        parts.append(title + (f"\n{summary}.\n" if summary else "") + ("\n| module | |\n|---|---|\n" if modules else ""))
+        parts.append(
+            title + (f"\n{summary}.\n" if summary else "") + ("\n| module | |\n|---|---|\n" if modules else "")
+        )
         parts += [f"| `{path.name}` | {first_sentence(path)} |\n" for path in modules]
     return "".join(parts)
 

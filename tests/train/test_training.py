@@ -26,8 +26,9 @@ from offload.report.run_dir import read_lines
 from offload.train.checkpoints import format as checkpoint
 from offload.train.checkpoints.format import MODEL_FILE, Progress, Training
 from offload.train.messages import Orders
-from offload.train.worker.checkpointer import RayCheckpointer
-from offload.train.worker.state import TrainingState
+from offload.train.worker.links.peers import NoPeers
+from offload.train.worker.saving.checkpointer import RayCheckpointer
+from offload.train.worker.saving.training_state import TrainingState
 from tests.emulation.numbers import Line
 from tests.helpers import write_jpegs
 
@@ -498,7 +499,7 @@ def test_an_epoch_whose_data_changed_meanwhile_starts_again(tmp_path: Path, monk
     monkeypatch.setattr(ray.train, "get_checkpoint", lambda: ray.train.Checkpoint(str(tmp_path)))
 
     def resumed(seed: int, samples: int | None) -> TrainingState:
-        made = TrainingState(None, RayCheckpointer(), seed=seed, samples=samples, scaler=None, resumable=True)
+        made = TrainingState(NoPeers(), RayCheckpointer(), seed=seed, samples=samples, scaler=None, resumable=True)
         made.load()
         assert (made.progress.epoch, made.progress.step) == (3, 7)
         return made

@@ -4,7 +4,7 @@ A pass is one visit of a data set: an epoch of the training data, or one validat
 in the order of the pass. While the last blocks of an epoch are made, those of the next one start.
 
 Where it stops: engines cut a pass into tasks (:mod:`offload.pipeline.feed.engine`), and workers cut blocks into batches
-(:mod:`offload.train.worker.batches`).
+(:mod:`offload.train.worker.data.batches`).
 """
 
 from __future__ import annotations

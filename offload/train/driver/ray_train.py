@@ -51,8 +51,8 @@ from offload.train.cluster.deaths import how_worker_ended
 from offload.train.cluster.holdings import NAMESPACE, Holdings, worker_title
 from offload.train.cluster.ray_processes import how_it_ended
 from offload.train.hub.client import HubClient
-from offload.train.worker.device_memory import DeviceMemoryError
-from offload.train.worker.reporter import HUNG
+from offload.train.worker.links.reporter import HUNG
+from offload.train.worker.steps.device_memory import DeviceMemoryError
 
 NODE_ID = "ray.io/node-id"  # a label that every node has
 BLOCKING_GET_WARNING = "RAY_WARN_BLOCKING_GET_INSIDE_ASYNC"

@@ -64,9 +64,8 @@ from offload.train.hub.actor import Hub
 from offload.train.hub.client import HubClient
 from offload.train.hub.names import named_hub
 from offload.train.messages import TRAIN
-from offload.train.worker.loop import first_pass
 from offload.train.worker.process import run_worker
-from offload.train.worker.setup import UserFunctions, WorkerSetup
+from offload.train.worker.setup import DatasetSetup, UserFunctions, WorkerSetup, first_pass
 
 POLL_S = 2.0  # each answer takes CPU time from preprocessing
 POLL_BUSY_S = 0.5  # interval while the number of workers changes
@@ -319,12 +318,17 @@ class Run:
             batch_size=trainer.batch_size,
             adaptation=trainer.adaptation,
             drop_last=trainer.datasets[TRAIN].drop_last,
-            sized={name: s.samples for name, s in self.listed.items()},
-            yielded=frozenset(name for name, p in trainer.datasets.items() if p.yields),
-            classes={name: s.classes for name, s in self.listed.items() if s.classes},
-            resumable={name: s.resumable for name, s in self.listed.items()},
-            ordered={name: not s.shuffle for name, s in self.listed.items()},
-            varied=frozenset(name for name, s in self.listed.items() if s.varied),
+            datasets={
+                name: DatasetSetup(
+                    samples=listed.samples,
+                    class_names=listed.classes or None,
+                    resumable=listed.resumable,
+                    ordered=not listed.shuffle,
+                    yielded=trainer.datasets[name].yields,
+                    varied=listed.varied,
+                )
+                for name, listed in self.listed.items()
+            },
             source=self.listed[TRAIN].identity,
             checkpoints=trainer.checkpoints,
             precision=trainer.precision,

@@ -31,7 +31,7 @@ from offload.train.driver.fleet.messages import (
 )
 from offload.train.driver.fleet.state import Fleet
 from offload.train.messages import TRAIN, News, sum_of
-from offload.train.worker.fetching import PREFETCH_BLOCKS
+from offload.train.worker.data.fetching import PREFETCH_BLOCKS
 
 LEAST_VARIATION = 0.1  # least variation from task to task on a shared machine
 

@@ -18,10 +18,10 @@ import torch
 from offload.errors import ConfigError, RunError
 from offload.model.checks import check_count, check_flag, check_number, shown
 from offload.train.messages import TRAIN
-from offload.train.worker.batch import Batch, BatchIterator, columns_of
+from offload.train.worker.data.batch import Batch, BatchIterator, columns_of
 from offload.train.worker.goal import Goal
-from offload.train.worker.joining import check_ddp
 from offload.train.worker.loop import TrainingLoop
+from offload.train.worker.steps.joining import check_ddp
 
 MOST_EPOCHS = 10**9  # a larger number is a mistake
 
@@ -36,7 +36,7 @@ class DatasetInfo:
     """Facts about a data set. ``samples``: the number of samples, None for a ``ray.data.Dataset``; ``class_names``: the classes of an
     image folder in the order of the labels, None for other sources."""
 
-    # Not "classes": cloudpickle mistakes torch and a name "classes" in one function for torch.classes, which it cannot pickle.
+    # Not "classes": cloudpickle takes a function with torch and that name for a user of torch.classes, which it cannot pickle.
     samples: int | None
     class_names: tuple[str, ...] | None
 
@@ -50,17 +50,17 @@ class Context:
     @property
     def rank(self) -> int:
         """This worker's number, from 0."""
-        return self._loop.rank
+        return self._loop.place.rank
 
     @property
     def world_size(self) -> int:
         """The number of workers."""
-        return self._loop.world_size
+        return self._loop.place.world_size
 
     @property
     def device(self) -> torch.device:
         """The device of the model and the batches."""
-        return self._loop.device
+        return self._loop.place.device
 
     @property
     def config(self) -> dict[str, Any]:
@@ -84,9 +84,9 @@ class Context:
 
     def info(self, name: str = TRAIN) -> DatasetInfo:
         """Facts about a data set. Raises RunError if the Trainer has no data set of this name."""
-        setup = self._loop.setup
         self._check_dataset(name)
-        return DatasetInfo(samples=setup.sized[name], class_names=setup.classes.get(name))
+        dataset = self._loop.setup.datasets[name]
+        return DatasetInfo(samples=dataset.samples, class_names=dataset.class_names)
 
     # -- model -----------------------------------------------------------------------------------------------------
 
@@ -120,14 +120,14 @@ class Context:
         Raises RunError for objects without state, ConfigError for unknown options.
         """
         options = check_ddp(ddp)
-        if not any(isinstance(each, torch.nn.Module) for each in objects):
+        if not any(isinstance(item, torch.nn.Module) for item in objects):
             raise RunError(
                 f"ctx.prepare takes a model and its optimizers, found {', '.join(map(shown, objects)) or 'nothing'}."
             )
-        odd = next((each for each in objects if not hasattr(each, "load_state_dict")), None)
-        if odd is not None:
+        stateless = next((item for item in objects if not hasattr(item, "load_state_dict")), None)
+        if stateless is not None:
             raise RunError(
-                f"ctx.prepare takes models, optimizers and objects with a state_dict; found {type(odd).__name__}."
+                f"ctx.prepare takes models, optimizers and objects with a state_dict; found {type(stateless).__name__}."
             )
         prepared = self._loop.prepare(objects, options)
         return tuple(prepared) if len(prepared) > 1 else prepared[0]
@@ -213,9 +213,9 @@ class Context:
         self._check_dataset(name)
         dropped = self._drops(name, drop_last)
         least = check_count("ctx.batches(min_rows=...)", min_rows, least=1, sane="such as 2")
-        found = self._loop.batches(name, drop_last=dropped, least=least)
+        batches = self._loop.batches(name, drop_last=dropped, least=least)
         count = self._loop.expected_batches(name, drop_last=dropped)
-        return BatchIterator((columns_of(batch, columns) for batch in found) if columns else found, count)
+        return BatchIterator((columns_of(batch, columns) for batch in batches) if columns else batches, count)
 
     def _drops(self, name: str, drop_last: bool | None) -> bool:
         """Whether a pass leaves out batches that are not full: what the loop says, or else what the data set does."""
@@ -224,7 +224,7 @@ class Context:
         return check_flag("ctx.batches(drop_last=...)", drop_last)
 
     def _check_dataset(self, name: str) -> None:
-        names = self._loop.setup.sized
+        names = self._loop.setup.datasets
         if name not in names:
             raise RunError(f"there is no data set {name!r}; the Trainer's datasets are {', '.join(names)}.")
 
@@ -350,5 +350,5 @@ def _number(name: str, value: Any) -> float:
         return float(value.item() if isinstance(value, torch.Tensor | np.ndarray) else value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         kind = "a tensor" if isinstance(value, torch.Tensor) else "an array" if isinstance(value, np.ndarray) else ""
-        found = f"{kind} of shape {tuple(value.shape)}" if kind and value.shape else shown(value)
-        raise RunError(f"{name} takes a number, or a tensor or array of one element, found {found}.") from None
+        what = f"{kind} of shape {tuple(value.shape)}" if kind and value.shape else shown(value)
+        raise RunError(f"{name} takes a number, or a tensor or array of one element, found {what}.") from None

@@ -18,15 +18,16 @@ from offload.errors import RunError, find_offload_error
 from offload.model.checks import shown
 from offload.pipeline.program.pickling import Carried
 from offload.process import forks
-from offload.train.worker.batches import NoPeers
-from offload.train.worker.checkpointer import RayCheckpointer
+from offload.train.worker.assembly import training_loop
 from offload.train.worker.context import Context
-from offload.train.worker.joining import Distributed
-from offload.train.worker.loop import Place, StopRun, TrainingLoop
-from offload.train.worker.peers import DistPeers
-from offload.train.worker.printing import printing_to_driver
-from offload.train.worker.seeding import seed_at_start
+from offload.train.worker.ends import StopRun
+from offload.train.worker.links.peers import DistPeers, NoPeers
+from offload.train.worker.links.printing import printing_to_driver
+from offload.train.worker.rank_place import RankPlace
+from offload.train.worker.saving.checkpointer import RayCheckpointer
+from offload.train.worker.saving.training_state import seed_at_start
 from offload.train.worker.setup import UserFunctions, WorkerSetup
+from offload.train.worker.steps.joining import Distributed
 from offload.uncaught import LIBRARIES, of_program
 
 
@@ -41,17 +42,17 @@ class RestatedError(Exception):
         return f"{self.name}: {self.text}"
 
 
-def place_of(setup: WorkerSetup) -> Place:
+def place_of(setup: WorkerSetup) -> RankPlace:
     """This process's place in the worker group. All ranks must call it: they connect here."""
     world_size = ray.train.get_context().get_world_size()
     several = world_size > 1
-    peers = {name: DistPeers() if several else NoPeers() for name in sorted(setup.sized)}
-    return Place(
+    peers = {name: DistPeers() if several else NoPeers() for name in sorted(setup.datasets)}
+    return RankPlace(
         rank=ray.train.get_context().get_world_rank(),
         world_size=world_size,
         device=ray.train.torch.get_device(),
         node=ray.get_runtime_context().get_node_id(),
-        talk=DistPeers() if several else None,
+        talk=DistPeers() if several else NoPeers(),
         peers=peers,
         checkpoints=RayCheckpointer(),
         join=Distributed(),
@@ -78,7 +79,7 @@ def run_worker(carried: Carried, setup: WorkerSetup) -> None:
     setup = setup.joined(functions)
     seed_at_start(setup.seed, ray.train.get_context().get_world_rank())
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    loop = TrainingLoop(setup, place_of(setup))
+    loop = training_loop(setup, place_of(setup))
     context = Context(loop)
     try:
         with printing_to_driver(loop.reporter):
@@ -102,18 +103,18 @@ def run_user_function(user_function: Any, context: Context) -> None:
     except (SystemExit, KeyboardInterrupt) as error:
         raise RunError(_exit_of(user_function, error, context.rank)) from error
     except Exception as error:
-        told = error if _travels(error) else RestatedError(type(error).__name__, str(error))
+        reported = error if _travels(error) else RestatedError(type(error).__name__, str(error))
         if find_offload_error(error) is None:
-            told.add_note(_where(error, context.rank))
-        if told is error:
+            reported.add_note(_where(error, context.rank))
+        if reported is error:
             raise
-        raise told from error
+        raise reported from error
 
 
 def _where(error: Exception, rank: int) -> str:
     """The user's frames from which an exception came."""
     frames = traceback.extract_tb(of_program(error.__traceback__))
-    own = [each for each in frames if not any(part in each.filename for part in LIBRARIES)]
+    own = [frame for frame in frames if not any(part in frame.filename for part in LIBRARIES)]
     return f"On rank {rank}:\n" + "".join(traceback.format_list(own or frames)).rstrip()
 
 

@@ -20,7 +20,7 @@ import offload
 from offload.report.run_dir import read_lines
 from offload.train.checkpoints import format as checkpoint
 from offload.train.driver.run import Run
-from offload.train.worker import batches
+from offload.train.worker.data import batches
 from tests.emulation.history import each_pass, log_batch, read_history
 from tests.emulation.numbers import Line
 

@@ -14,12 +14,14 @@ from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.sources.from_torch import list_torch_dataset
 from offload.train.config import Adaptation, BatchSize, Checkpoints
 from offload.train.messages import TRAIN
-from offload.train.worker.batches import NoPeers
-from offload.train.worker.checkpointer import Content
+from offload.train.worker.assembly import training_loop
 from offload.train.worker.context import Context
-from offload.train.worker.joining import Join
-from offload.train.worker.loop import Place, TrainingLoop
-from offload.train.worker.setup import WorkerSetup
+from offload.train.worker.links.peers import NoPeers
+from offload.train.worker.loop import TrainingLoop
+from offload.train.worker.rank_place import RankPlace
+from offload.train.worker.saving.checkpointer import CheckpointContent
+from offload.train.worker.setup import DatasetSetup, WorkerSetup
+from offload.train.worker.steps.joining import Join
 from tests.emulation.in_threads import (
     Died,
     LocalCheckpointer,
@@ -79,7 +81,9 @@ class LocalRun:
         def work(rank: int) -> None:
             try:
                 torch.manual_seed(0)
-                loops[rank] = loop = TrainingLoop(self._setup(hub, streams, workers), self._place(ranks, rank, workers))
+                loops[rank] = loop = training_loop(
+                    self._setup(hub, streams, workers), self._place(ranks, rank, workers)
+                )
                 function(Context(loop))
                 loop.commit_rest()
                 loop.finish()
@@ -105,29 +109,27 @@ class LocalRun:
             split=self.sizes.split(workers),
             batch_size=self.sizes,
             adaptation=Adaptation(),
-            on_device=dict.fromkeys(streams, ()),
-            collate_fn={},
-            sized=dict.fromkeys(streams, self.samples),
-            classes={},
-            resumable=dict.fromkeys(streams, self._resumable),
-            ordered={name: name == VAL for name in streams},
-            varied=frozenset([TRAIN, UNLABELED]),
+            datasets={
+                name: DatasetSetup(
+                    samples=self.samples, resumable=self._resumable, ordered=name == VAL, varied=name != VAL
+                )
+                for name in streams
+            },
             checkpoints=self.checkpoints,
             precision="fp32",
             seed=0,
             hang_s=math.inf,  # threads of a failed worker outlive the test, and the watchdog would end this process
             deterministic=False,
-            config={},
         )
 
-    def _place(self, ranks: Mapping[str, Ranks], rank: int, workers: int) -> Place:
+    def _place(self, ranks: Mapping[str, Ranks], rank: int, workers: int) -> RankPlace:
         several = workers > 1
-        return Place(
+        return RankPlace(
             rank=rank,
             world_size=workers,
             device=torch.device("cpu"),
             node="node",
-            talk=Peer(ranks["talk"], rank) if several else None,
+            talk=Peer(ranks["talk"], rank) if several else NoPeers(),
             peers={name: Peer(ranks[name], rank) if several else NoPeers() for name in SETS},
             checkpoints=_Checkpointer(self._shelf, ranks["checkpoints"], rank, self._kept),
             join=self._join(),
@@ -149,7 +151,7 @@ class _Checkpointer(LocalCheckpointer):
         super().__init__(shelf, ranks, rank)
         self._kept = kept
 
-    def keep(self, metrics: Mapping[str, Any], content: Content | None, *, wait: bool) -> None:
+    def keep(self, metrics: Mapping[str, Any], content: CheckpointContent | None, *, wait: bool) -> None:
         super().keep(metrics, content, wait=wait)
         if content is not None:
             self._kept(metrics)
@@ -168,4 +170,4 @@ def loss_of(model: torch.nn.Module, batch: Any) -> torch.Tensor:
 
 def commit(ctx: Context) -> None:
     """Commit a checkpoint between two steps, as the loop does at regular intervals."""
-    ctx._loop._commit("interval")
+    ctx._loop.committer.commit("interval")

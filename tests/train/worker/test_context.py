@@ -12,11 +12,18 @@ import torch
 
 from offload.errors import OffloadError, RunError
 from offload.train.worker.context import Context, DatasetInfo
+from offload.train.worker.setup import DatasetSetup
 
 
 def context() -> Context:
     loop: Any = SimpleNamespace(
-        setup=SimpleNamespace(sized={"train": 103, "val": None}, classes={"train": ("cat", "dog")}, drop_last=False)
+        setup=SimpleNamespace(
+            datasets={
+                "train": DatasetSetup(samples=103, class_names=("cat", "dog"), resumable=True, ordered=False),
+                "val": DatasetSetup(samples=None, resumable=True, ordered=True),
+            },
+            drop_last=False,
+        )
     )
     return Context(loop)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import tempfile
-from collections.abc import Iterator
-from dataclasses import replace
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -20,35 +20,28 @@ from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.sources.from_torch import list_torch_dataset
 from offload.train.config import Adaptation, BatchSize, Checkpoints
 from offload.train.messages import TRAIN, Orders
-from offload.train.worker import loop as loop_module
-from offload.train.worker.batches import NoPeers
+from offload.train.worker import ends as ends_module
+from offload.train.worker.assembly import training_loop
 from offload.train.worker.context import Context
+from offload.train.worker.ends import Ends
 from offload.train.worker.goal import Goal
-from offload.train.worker.loop import Place, TrainingLoop
-from offload.train.worker.setup import WorkerSetup
-from offload.train.worker.state import TrainingState
-from tests.emulation.in_threads import (
-    Died,
-    LocalCheckpointer,
-    LocalClient,
-    LocalFeed,
-    LocalHub,
-    Ranks,
-    Shelf,
-    Unjoined,
-)
+from offload.train.worker.links.peers import NoPeers
+from offload.train.worker.loop import TrainingLoop
+from offload.train.worker.rank_place import RankPlace
+from offload.train.worker.saving.training_state import TrainingState
+from offload.train.worker.setup import DatasetSetup, WorkerSetup
+from offload.train.worker.steps.batch_scaling import BatchScaling
+from tests.emulation.in_threads import Died, LocalCheckpointer, LocalClient, LocalFeed, LocalHub, Ranks, Shelf, Unjoined
 from tests.train.worker.local_runs import LocalRun, commit, loss_of, prepared
 
 BATCH = 4
 
 
-@pytest.fixture
-def samples(request: pytest.FixtureRequest) -> int:
-    return int(request.param)
-
-
-@pytest.fixture
-def loop(tmp_path: Path, samples: int) -> Iterator[TrainingLoop]:
+@contextlib.contextmanager
+def local_loop(
+    folder: Path, *, samples: int = 6, sleep: Callable[[float], None] = time.sleep, known: Mapping[str, Any] = {}
+) -> Iterator[TrainingLoop]:
+    """The loop of a single worker, with a prepared model. ``known``: what it knows of its training data, beside the usual."""
     rows = list_torch_dataset(range(samples)).rows
     hub = LocalHub(
         {TRAIN: FeedDataset(recipe=None, rows=rows, shuffle=True, seed=0)},  # type: ignore[arg-type]
@@ -60,36 +53,33 @@ def loop(tmp_path: Path, samples: int) -> Iterator[TrainingLoop]:
         split=sizes.split(1),
         batch_size=sizes,
         adaptation=Adaptation(),
-        on_device={TRAIN: ()},
-        collate_fn={},
-        sized={TRAIN: samples},
-        classes={},
-        resumable={TRAIN: True},
-        ordered={TRAIN: False},
+        datasets={TRAIN: DatasetSetup(**{"samples": samples, "resumable": True, "ordered": False, **known})},
         checkpoints=Checkpoints(every_s=None),
         precision="fp32",
         seed=0,
         hang_s=math.inf,  # its threads outlive the test, and the watchdog would end this process
         deterministic=False,
-        config={},
     )
-    place = Place(
+    place = RankPlace(
         rank=0,
         world_size=1,
         device=torch.device("cpu"),
         node="node",
-        talk=None,
+        talk=NoPeers(),
         peers={TRAIN: NoPeers()},
-        checkpoints=LocalCheckpointer(Shelf(Path(tempfile.mkdtemp(dir=tmp_path))), Ranks(1), 0),
+        checkpoints=LocalCheckpointer(Shelf(Path(tempfile.mkdtemp(dir=folder))), Ranks(1), 0),
         join=Unjoined(),
         share=lambda tensors: None,
         feed=LocalFeed,
+        sleep=sleep,
     )
-    made = TrainingLoop(setup, place)
+    loop = training_loop(setup, place)
     model = torch.nn.Linear(1, 1)
-    made.prepare([model, torch.optim.SGD(model.parameters(), lr=0.1)], None)
-    yield made
-    hub.nodes.close()
+    loop.prepare([model, torch.optim.SGD(model.parameters(), lr=0.1)], None)
+    try:
+        yield loop
+    finally:
+        hub.nodes.close()
 
 
 def train(loop: TrainingLoop, goal: Goal, *, drop_last: bool) -> None:
@@ -99,45 +89,55 @@ def train(loop: TrainingLoop, goal: Goal, *, drop_last: bool) -> None:
         loop.step((), None)
 
 
-@pytest.mark.parametrize("samples", [6], indirect=True)
-def test_a_number_of_steps_takes_as_many_passes_as_it_needs(loop: TrainingLoop) -> None:
-    train(loop, Goal(steps=3), drop_last=True)  # one batch in each pass
-    assert (loop.state.progress.step, loop.epoch) == (3, 2)
+def test_a_number_of_steps_takes_as_many_passes_as_it_needs(tmp_path: Path) -> None:
+    with local_loop(tmp_path, samples=6) as loop:
+        train(loop, Goal(steps=3), drop_last=True)  # one batch in each pass
+        assert (loop.state.progress.step, loop.epoch) == (3, 2)
 
 
-@pytest.mark.parametrize("samples", [3], indirect=True)
-def test_a_pass_that_delivers_no_batch_ends_a_number_of_steps(loop: TrainingLoop) -> None:
-    with pytest.raises(RunError, match=r"epoch 1 delivered no batch: drop_last, filters or transforms left no"):
+def test_a_pass_that_delivers_no_batch_ends_a_number_of_steps(tmp_path: Path) -> None:
+    with (
+        local_loop(tmp_path, samples=3) as loop,
+        pytest.raises(RunError, match=r"epoch 1 delivered no batch: drop_last, filters or transforms left no"),
+    ):
         train(loop, Goal(steps=3), drop_last=True)
 
 
-@pytest.mark.parametrize("samples", [24], indirect=True)
 @pytest.mark.parametrize(
     "change",
-    [
-        {"sized": {TRAIN: None}},
-        {"yielded": frozenset([TRAIN])},
-        {"collate_fn": {TRAIN: collate.pack(max_tokens=9)}},
-    ],
+    [{"samples": None}, {"yielded": True}, {"collate_fn": collate.pack(max_tokens=9)}],
     ids=["rows", "generator", "tokens"],
 )
-def test_batches_that_only_the_pass_counts_have_no_number(loop: TrainingLoop, change: dict[str, Any]) -> None:
-    context = Context(loop)
-    assert len(context.batches(TRAIN)) == 6
-    loop.setup = replace(loop.setup, **change)
-    with pytest.raises(TypeError, match="the number of batches is unknown"):
-        len(context.batches(TRAIN))
+def test_batches_that_only_the_pass_counts_have_no_number(tmp_path: Path, change: dict[str, Any]) -> None:
+    with local_loop(tmp_path, samples=24) as loop:
+        assert len(Context(loop).batches(TRAIN)) == 6
+    with (
+        local_loop(tmp_path, samples=24, known=change) as loop,
+        pytest.raises(TypeError, match="the number of batches is unknown"),
+    ):
+        len(Context(loop).batches(TRAIN))
 
 
-@pytest.mark.parametrize("samples", [6], indirect=True)
-def test_inputs_of_a_generator_are_no_measure_of_an_epoch_of_batches_that_adapt(loop: TrainingLoop) -> None:
-    loop._goal = Goal(epochs=2)
-    loop.scaling = MagicMock()
-    for _ in range(5):  # six inputs made more samples than that
-        loop.state.stepped([], BATCH, float(BATCH))
-    assert loop._trained_enough(1)
-    loop.setup = replace(loop.setup, yielded=frozenset([TRAIN]))
-    assert [loop._trained_enough(epoch) for epoch in (1, 2)] == [False, True]
+@pytest.mark.parametrize(("yielded", "reached"), [(False, [True, True]), (True, [False, True])])
+def test_inputs_of_a_generator_are_no_measure_of_an_epoch_of_batches_that_adapt(
+    tmp_path: Path, yielded: bool, reached: list[bool]
+) -> None:
+    with local_loop(tmp_path, samples=6, known={"yielded": yielded}) as loop:
+        sizes = BatchSize(initial=BATCH, max=4 * BATCH)
+        ends = Ends(
+            loop.setup,
+            loop.place,
+            attempt=1,
+            state=loop.state,
+            reporter=loop.reporter,
+            watchdog=loop.watchdog,
+            committer=loop.committer,
+            scaling=BatchScaling(sizes, Adaptation(), workers=1),
+        )
+        ends.aim(Goal(epochs=2))
+        for _ in range(5):  # six inputs made more samples than that
+            loop.state.stepped([], BATCH, float(BATCH))
+        assert [ends.reached(epoch) for epoch in (1, 2)] == reached
 
 
 def test_a_parameter_without_a_shape_is_named_with_what_gives_it_one(tmp_path: Path) -> None:
@@ -152,25 +152,24 @@ def test_a_parameter_without_a_shape_is_named_with_what_gives_it_one(tmp_path: P
         LocalRun(tmp_path).train(train)
 
 
-@pytest.mark.parametrize("samples", [6], indirect=True)
 def test_workers_that_have_left_a_node_wait_for_another_however_long_that_takes(
-    loop: TrainingLoop, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop_module, "RESIZE_DEADLINE_S", -1.0)  # it is over at once
-    hub, looks = loop.setup.hub, 0
+    monkeypatch.setattr(ends_module, "RESIZE_DEADLINE_S", -1.0)  # it is over at once
+    looks = 0
 
     def sleep(seconds: float) -> None:
         nonlocal looks
         looks += 1
         if looks == 3:
-            hub.publish(Orders(serial=2, workers=1, ends_group=1))
+            loop.setup.hub.publish(Orders(serial=2, workers=1, ends_group=1))
         loop.reporter.flush()
 
-    loop.place = replace(loop.place, sleep=sleep)
-    hub.publish(Orders(serial=1, workers=0, ends_group=1))
-    loop.reporter.flush()
-    with pytest.raises(RunError, match="Ray Train did not start the new number of workers"):
-        loop._obey("resize")
+    with local_loop(tmp_path, sleep=sleep) as loop:
+        loop.setup.hub.publish(Orders(serial=1, workers=0, ends_group=1))
+        loop.reporter.flush()
+        with pytest.raises(RunError, match="Ray Train did not start the new number of workers"):
+            loop.ends.obey("resize")
     assert looks >= 3, "only workers that could be replaced have a deadline"
 
 
@@ -240,7 +239,7 @@ def test_the_state_of_an_optimizer_follows_its_model_to_the_device() -> None:
     for parameter in model.parameters():
         optimizer.state[parameter]["sum"] = torch.zeros(parameter.shape)
     checkpoints: Any = None
-    state = TrainingState(None, checkpoints, seed=0, samples=None, scaler=None, resumable=True)
+    state = TrainingState(NoPeers(), checkpoints, seed=0, samples=None, scaler=None, resumable=True)
     state.adopt([model], [optimizer])
     assert {each["sum"].device.type for each in optimizer.state.values()} == {"meta"}
 

@@ -17,8 +17,8 @@ from ray.train.v2._internal.execution.storage import StorageContext
 from offload.train.checkpoints.ray_list import mend_snapshot
 from offload.train.checkpoints.storage import Storage
 from offload.train.config import Checkpoints
-from offload.train.worker.checkpointer import RayCheckpointer, RayStored
 from offload.train.worker.context import Context
+from offload.train.worker.saving.checkpointer import RayCheckpointer, RayStored
 from tests.train.worker.local_runs import LocalRun, commit, loss_of, prepared
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of pydantic, by Ray

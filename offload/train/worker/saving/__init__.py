@@ -1,0 +1,1 @@
+"""A worker's training state, and when and how it goes into checkpoints."""
