@@ -20,15 +20,15 @@ import numpy as np
 from offload.errors import RunError
 from offload.machine import usable_cores
 from offload.prices import built_in
-from offload.report.console import stderr_console
-from offload.report.html import rendered
-from offload.report.page.chart import Chart, Line, time_axis, value_axis
-from offload.report.page.numbers import figure, share
+from offload.report.formatting import figure, share
+from offload.report.page.charts.chart import Chart, Line, time_axis, value_axis
+from offload.report.page.charts.pictures import draw_chart
+from offload.report.page.html import rendered
 from offload.report.page.records import read_run
 from offload.report.page.tables import Table
 from offload.report.page.view import page_of
-from offload.report.pictures import draw_chart
 from offload.report.run_dir import to_json
+from offload.report.terminal.live_line import stderr_console
 
 NAME = "comparison"
 SECONDS = 10.0

@@ -20,8 +20,8 @@ from offload.interrupts import INTERRUPTED
 from offload.measure.findings import Findings, profile_document
 from offload.model.checks import check_number
 from offload.model.profile import Profile
-from offload.report.probe_text import format_probe
 from offload.report.run_dir import to_json
+from offload.report.terminal.probe_text import format_probe
 
 
 @click.command()

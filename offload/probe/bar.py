@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from offload.report.console import stderr_console
+from offload.report.terminal.live_line import stderr_console
 
 
 def bar(quiet: bool) -> Progress:

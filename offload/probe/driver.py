@@ -23,8 +23,8 @@ from offload.pipeline.program.pickling import Carried
 from offload.probe.bar import bar
 from offload.probe.work import RowWork, Work
 from offload.probe.worker import Budget, run_probe
-from offload.report.live import LiveLine
 from offload.report.run_dir import RunDirectory
+from offload.report.terminal.live_line import LiveLine
 from offload.train.checkpoints.storage import Storage
 from offload.train.cluster.connection import Cluster, check_address, connected
 from offload.train.driver.event_log import EventLog

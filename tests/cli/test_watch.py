@@ -21,8 +21,7 @@ from offload.prices import load_catalog
 from offload.report.page import story
 from offload.report.page.records import read_run
 from offload.report.page.story import Story
-from offload.report.page.watched import Watched, watched
-from offload.report.watch_screen import screen
+from offload.report.terminal.watched import Watched, screen, watched
 from tests.report.runs import Writer, eventful, plain
 
 COMMAND = [sys.executable, "-m", "offload", "watch"]

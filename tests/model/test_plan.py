@@ -17,8 +17,8 @@ from offload.model import Catalog, InputRate, JointGoodput, NodeType, Plan, Prof
 from offload.model.checks import usd_shown
 from offload.model.profile import Uncertainty
 from offload.prices import built_in
-from offload.report.plan_table import format_plan
 from offload.report.run_dir import to_json
+from offload.report.terminal.plan_table import format_plan
 from tests.model.test_profile import WHOLE
 from tests.strategies import cpu_types, gpu_types, input_rates, noises, step_times
 

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offload.errors import ConfigError, RunError
-from offload.report.live import LiveLine, format_line
 from offload.report.run_dir import CHECKPOINTS, EVENTS, METRICS, SUMMARY, RunDirectory, read_lines, to_json
 from offload.report.sentences import sentence
-from offload.report.summary import format_summary, summary_rows, verdict
+from offload.report.terminal.live_line import LiveLine, format_line
+from offload.report.terminal.summary import format_summary, summary_rows, verdict
 from tests.helpers import open_to_others
 
 OWN = {
@@ -471,7 +471,7 @@ def test_on_no_terminal_lines_come_now_and_then(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = [100.0]
-    monkeypatch.setattr("offload.report.live.time.monotonic", lambda: at[0])
+    monkeypatch.setattr("offload.report.terminal.live_line.time.monotonic", lambda: at[0])
     with LiveLine() as live:
         live.status("starting [workers]")
         for step in range(25):

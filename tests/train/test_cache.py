@@ -22,7 +22,7 @@ from offload.errors import ConfigError
 from offload.pipeline.sources.versions import SETTLED_S
 from offload.report.run_dir import read_lines
 from offload.report.sentences import sentence
-from offload.report.summary import summary_rows
+from offload.report.terminal.summary import summary_rows
 from tests.helpers import eventually, moto_server, mount_small_disk, write_jpegs
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from offload.report.formatting import duration, figure, share, usd
 from offload.report.page.measured import samples_of, usable, workers_of
-from offload.report.page.numbers import duration, figure, share, usd
 from offload.report.page.records import Floats, Intervals
 from offload.report.page.story import Story
 from offload.report.page.tables import Table, speed_up_words

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from offload.report.page.chart import Chart
+from offload.report.formatting import duration, figure, moment, share, usd
+from offload.report.page.charts.chart import Chart
+from offload.report.page.charts.metric_charts import charts_of, last_value, points_of
+from offload.report.page.charts.run_charts import PART_ROLES
 from offload.report.page.measured import PARTS
-from offload.report.page.metric_charts import charts_of, last_value, points_of
-from offload.report.page.numbers import duration, figure, moment, share, usd
 from offload.report.page.records import text
-from offload.report.page.run_charts import PART_ROLES
 from offload.report.page.story import Story
 from offload.report.page.verdict import money_missing
 from offload.report.page.words import GROUPS

@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offload.errors import ConfigError
-from offload.report.page.lines import Lines, parsed
 from offload.report.run_dir import EVENTS, METRICS, SKIPPED, SUMMARY, absolute
-from offload.report.run_tail import Look, Tail, tails_in
+from offload.report.run_tail import Lines, Look, Tail, parsed, tails_in
 
 Floats = NDArray[np.float64]
 

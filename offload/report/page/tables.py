@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from offload.report.formatting import count, duration, figure, moment, rate, share, times, usd
 from offload.report.page.nodes import Span
-from offload.report.page.numbers import count, duration, figure, moment, rate, share, times, usd
 from offload.report.page.records import number, text
 from offload.report.page.story import Story
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from offload.report.formatting import count, duration, figure, rate
 from offload.report.page.nodes import Node
-from offload.report.page.numbers import count, duration, figure, rate
 from offload.report.page.records import number, text
 from offload.report.sentences import sentence
 

@@ -15,10 +15,10 @@ from offload.errors import OffloadError, RunError
 from offload.measure.steps import Totals
 from offload.model.batch_split import BatchSplit
 from offload.model.placement import NodeResources, Placement
-from offload.report.html import write_report
-from offload.report.live import LiveLine
+from offload.report.page.html import write_report
 from offload.report.run_dir import SKIPPED, RunDirectory, read_lines
 from offload.report.sentences import sentence
+from offload.report.terminal.live_line import LiveLine
 from offload.train.callback import Callback
 from offload.train.driver.listeners import Listeners
 from offload.train.messages import TRAIN, News, sum_of

@@ -27,8 +27,8 @@ from offload.pipeline.program.pickling import Carried
 from offload.pipeline.work.environment import WorkingFolder
 from offload.pipeline.work.unpicklable import obstacle, used
 from offload.prices import built_in
-from offload.report.live import LiveLine
 from offload.report.run_dir import RunDirectory
+from offload.report.terminal.live_line import LiveLine
 from offload.train.checkpoints.storage import Marker, Storage
 from offload.train.cluster.connection import (
     INSTANCE_TYPE,

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offload.prices import built_in
-from offload.report.page.chart import POINTS, Axis, Bins, Line, Mark, merged, value_axis
+from offload.report.page.charts.chart import POINTS, Axis, Bins, Line, Mark, merged, value_axis
+from offload.report.page.charts.run_charts import bins_of, busy, marks_of, sizes, step_parts, throughput
 from offload.report.page.records import read_run
-from offload.report.page.run_charts import bins_of, busy, marks_of, sizes, step_parts, throughput
 from offload.report.page.story import Story
 from tests.report.runs import Writer, eventful, plain
 

@@ -13,12 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offload.prices import built_in
+from offload.report.page.charts.metric_charts import points_of
 from offload.report.page.compare import batch_rates, names_of, speed_up
-from offload.report.page.document import document_of
-from offload.report.page.metric_charts import points_of
 from offload.report.page.records import read_run
 from offload.report.page.story import Story
-from offload.report.page.view import RunView, page_of
+from offload.report.page.view import RunView, document_of, page_of
 from offload.report.page.words import GROUPS, told
 from offload.report.run_dir import RunDirectory, to_json
 from tests.report.runs import START, Writer, eventful, plain

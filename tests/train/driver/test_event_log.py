@@ -11,8 +11,8 @@ import pytest
 from offload.measure.steps import Totals
 from offload.model.batch_split import BatchSplit
 from offload.model.placement import NodeResources, Placement
-from offload.report.live import LiveLine
 from offload.report.run_dir import METRICS, PRINTED, REPORT, SKIPPED, RunDirectory, read_lines
+from offload.report.terminal.live_line import LiveLine
 from offload.train.driver import event_log
 from offload.train.driver.event_log import EventLog
 from offload.train.messages import News

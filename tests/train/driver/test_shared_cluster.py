@@ -15,9 +15,9 @@ import torch
 import offload
 from offload.model.bundle import bundle_of
 from offload.model.placement import NodeResources, beside
-from offload.report.live import LiveLine
 from offload.report.run_dir import read_lines
 from offload.report.sentences import sentence
+from offload.report.terminal.live_line import LiveLine
 from offload.train.cluster.holdings import Holdings
 from offload.train.cluster.node_requests import NodeRequests
 from offload.train.cluster.ray_nodes import free_resources

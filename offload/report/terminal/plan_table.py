@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from offload.report.page.numbers import usd
+from offload.report.formatting import usd
 
 SHOWN = 12
 WIDEST = 1000  # of a line: a narrower console cuts numbers where a table is wide

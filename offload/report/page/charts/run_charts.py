@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from offload.report.page.chart import POINTS, Bins, Chart, Line, Mark, merged, time_axis, value_axis, values_of
+from offload.report.formatting import duration, moment
+from offload.report.page.charts.chart import POINTS, Bins, Chart, Line, Mark, merged, time_axis, value_axis, values_of
 from offload.report.page.measured import PARTS, other_s, stalls
-from offload.report.page.numbers import duration, moment
 from offload.report.page.records import Floats
 from offload.report.page.story import Story
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from offload.report.page.chart import Axis, Chart, Line, Mark
+from offload.report.page.charts.chart import Axis, Chart, Line, Mark
 
 SIDE = 1000
 MOST_TABLE_ROWS = 25

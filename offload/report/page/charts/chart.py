@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from offload.report.page.numbers import duration, figure, share, usd
+from offload.report.formatting import duration, figure, share, usd
 from offload.report.page.records import LARGEST, Floats
 
 POINTS = 240  # of a line: more than a phone has pixels, and half of what a laptop shows

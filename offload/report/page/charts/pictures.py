@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from offload.report.page.chart import Axis, Chart, Line
+from offload.report.page.charts.chart import Axis, Chart, Line
 from offload.report.page.view import PageView
 
 COLORS = {

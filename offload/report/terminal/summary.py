@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from offload.model.checks import rate_shown
-from offload.report.live import WORTH_SHOWING
+from offload.report.terminal.live_line import WORTH_SHOWING
 
 READING_BINDS = 0.5  # of the preprocessing time, blocked
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 from offload.model.checks import usd_shown
 
@@ -71,3 +72,8 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
 def times(value: float | None) -> str:
     """A factor: ``1.89×``."""
     return "–" if value is None or not math.isfinite(value) else f"{value:.2f}×"
+
+
+def parts_held(held: Mapping[str, Sequence[float]]) -> str:
+    """Resources in words, ``3 of 8 CPU``. ``held``: by resource, the held and the total amount."""
+    return ", ".join(f"{amount:g} of {total:g} {name}" for name, (amount, total) in held.items())

@@ -1,6 +1,6 @@
 """The full-screen view of a run in the process that drives it.
 
-Where it stops: :mod:`offload.report.watch_screen` draws the state, and :mod:`offload.report.page.watched` finds it.
+Where it stops: :mod:`offload.report.terminal.watched` draws the state, and :mod:`offload.report.terminal.watched` finds it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,11 @@ from rich.text import Text
 from offload.errors import ConfigError, argument
 from offload.interrupts import on_screen
 from offload.prices import load_catalog
-from offload.report.console import stderr_console
-from offload.report.live import LiveLine
 from offload.report.page.records import RunReader
 from offload.report.page.story import Story
-from offload.report.page.watched import Watched, watched
-from offload.report.streams import write_line
-from offload.report.watch_screen import screen
+from offload.report.terminal.live_line import LiveLine, stderr_console
+from offload.report.terminal.standard_streams import write_line
+from offload.report.terminal.watched import Watched, screen, watched
 
 EVERY_S = 2.0
 MOST_HELD = 1000  # lines
