@@ -16,7 +16,6 @@ import os
 import re
 import shutil
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import IO, Any
 
 from offload import forks
 from offload.errors import ConfigError, RunError, argument
+from offload.report.events import CheckpointWritten, RunEvent, RunStarted, WorkerLost, WorkersResumed, read_event
 
 SUMMARY = "summary.json"
 EVENTS = "events.jsonl"
@@ -118,19 +118,18 @@ class RunDirectory:
         """
         certain: int | None = None
         under_way: int | None = None
-        for event in read_lines(self.path / EVENTS):
-            kind = event.get("event")
-            if kind in ("run_started", "run_resumed", "worker_lost"):
+        for event in map(read_event, read_lines(self.path / EVENTS)):
+            if isinstance(event, RunStarted | WorkerLost):
                 under_way = None
-            elif kind in ("checkpoint", "resumed"):
-                stored = kind == "resumed" or event.get("waited", True)
-                certain = event["step"] if stored else certain if under_way is None else under_way
-                under_way = None if stored else event["step"]
+            elif isinstance(event, CheckpointWritten | WorkersResumed):
+                stored = isinstance(event, WorkersResumed) or event.waited
+                certain = event.step if stored else certain if under_way is None else under_way
+                under_way = None if stored else event.step
         return certain
 
-    def event(self, kind: str, *, at: float | None = None, **values: Any) -> None:
+    def event(self, event: RunEvent) -> None:
         """Append to ``events.jsonl``."""
-        self._append(EVENTS, {"event": kind, "at": time.time() if at is None else at, **values})
+        self._append(EVENTS, event.to_json())
 
     def metrics(self, values: dict[str, Any]) -> None:
         """Append to ``metrics.jsonl``."""

@@ -5,16 +5,14 @@ A run that was interrupted and resumed has several sessions. Nobody trains and (
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from offload.report.page.records import Floats, Records, number
-
-STARTS = ("run_started", "run_resumed")
+from offload.report.events import RunEvent, RunFinished, RunStarted
+from offload.report.page.records import Floats, Records
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +33,10 @@ class Clock:
     @staticmethod
     def of(records: Records) -> Clock:
         """The clock of a run; without sessions if the directory holds no time at all."""
-        times = [event["at"] for event in records.events] + list(records.intervals["at"])
+        times = [event.at for event in records.events] + list(records.intervals["at"])
         if not times:
             return Clock(())
-        starts = sorted(event["at"] for event in records.events if event["event"] in STARTS) or [min(times)]
+        starts = sorted(event.at for event in records.events if isinstance(event, RunStarted)) or [min(times)]
         starts[0] = min(starts[0], min(times))
         ends = np.sort(np.asarray(times, dtype=np.float64))
         sessions = []
@@ -70,9 +68,10 @@ class Clock:
         within: Floats = before[which] + np.clip(times - began[which], 0.0, length[which])
         return within
 
-    def seconds_of(self, events: Sequence[Mapping[str, Any]]) -> list[float]:
+    def seconds_of(self, events: Sequence[RunEvent]) -> list[float]:
         """Seconds of the run at each of these events: of many at once, as one by one takes seconds in a long run."""
-        return [float(each) for each in self.seconds([event["at"] for event in events])]
+        seconds: list[float] = self.seconds([event.at for event in events]).tolist()
+        return seconds
 
     def session_of(self, at: ArrayLike) -> Floats:
         """The number of the session of each time, from 0."""
@@ -90,8 +89,6 @@ class Clock:
 
 
 def _status(records: Records, began: float, until: float) -> str | None:
-    said: Any = None
-    for event in records.events:
-        if event["event"] == "run_finished" and began <= number(event["at"]) < until:
-            said = event.get("status")
-    return said if isinstance(said, str) else None
+    ends = [event for event in records.events if isinstance(event, RunFinished) and began <= event.at < until]
+    status: object = ends[-1].status if ends else None
+    return status if isinstance(status, str) else None

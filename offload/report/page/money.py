@@ -11,8 +11,10 @@ from numpy.typing import ArrayLike
 
 from offload.model.catalog import Catalog
 from offload.prices import built_in
+from offload.report.events import RunStarted
+from offload.report.json_values import number, table
 from offload.report.page.nodes import Node
-from offload.report.page.records import Floats, Records, number
+from offload.report.page.records import Floats, Records
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +43,7 @@ class Prices:
         }
         recorded: dict[str, float] = {}
         for event in records.events:
-            found = event.get("usd_per_hour")
-            for name, usd in found.items() if isinstance(found, dict) else ():
+            for name, usd in table(event.usd_per_hour).items() if isinstance(event, RunStarted) else ():
                 if number(usd) > 0 and name not in own:
                     recorded[str(name)] = number(usd)
         return Prices(catalog=catalog, given=given, recorded=recorded)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from offload.report.events import GROUPS
 from offload.report.formatting import duration, figure, moment, share, usd
+from offload.report.json_values import text
 from offload.report.page.charts.chart import Chart
 from offload.report.page.charts.metric_charts import charts_of, last_value, points_of
 from offload.report.page.charts.run_charts import PART_ROLES
 from offload.report.page.measured import PARTS
-from offload.report.page.records import text
 from offload.report.page.story import Story
 from offload.report.page.verdict import money_missing
-from offload.report.page.words import GROUPS
 
 MOST_METRICS = 24
 MOST_EVENTS = 60  # of a group; the raw ones follow
@@ -142,9 +142,9 @@ def metrics(stories: Sequence[Story], names: Sequence[str], *, key: str) -> list
 def event_groups(story: Story) -> tuple[EventGroup, ...]:
     """The events in words by group."""
     groups: dict[str, list[tuple[str, str]]] = {}
-    for each in story.told:
-        groups.setdefault(each.group, []).append((moment(each.at_s), each.words))
-    found = []
+    for worded in story.worded_events:
+        groups.setdefault(worded.event.GROUP, []).append((moment(worded.at_s), worded.words))
+    shown_groups = []
     for group, title in GROUPS.items():
         rows = groups.get(group, [])
         # The same words again and again (a decision to keep the size) are one row with their number.
@@ -158,8 +158,8 @@ def event_groups(story: Story) -> tuple[EventGroup, ...]:
         if shown:
             left_out = max(len(shown) - MOST_EVENTS, 0)
             kept = [*shown[: MOST_EVENTS // 2], *shown[-MOST_EVENTS // 2 :]] if left_out else shown
-            found.append(EventGroup(title=title, rows=tuple(kept), left_out=left_out))
-    return tuple(found)
+            shown_groups.append(EventGroup(title=title, rows=tuple(kept), left_out=left_out))
+    return tuple(shown_groups)
 
 
 def cost_note(story: Story) -> str:

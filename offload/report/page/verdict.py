@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from offload.report.formatting import count, figure, rate, share, times, usd
+from offload.report.json_values import number
 from offload.report.page.money import unpriced
-from offload.report.page.records import number
 from offload.report.page.story import Story
 from offload.report.page.what_if import INPUT_BOUND, Predicted, alone, best_step, more_cores
 from offload.report.terminal.summary import READING_BINDS, verdict

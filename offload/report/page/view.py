@@ -9,7 +9,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from offload.model.catalog import Catalog
+from offload.report.events import RunFinished
 from offload.report.formatting import count
+from offload.report.json_values import text
 from offload.report.page.charts.chart import POINTS, Chart, Line, time_axis, value_axis
 from offload.report.page.charts.run_charts import bins_of, busy, cost, sizes, step_parts, throughput
 from offload.report.page.compare import comparison, names_of, speed_up
@@ -26,7 +28,7 @@ from offload.report.page.parts import (
     parts,
     tiles,
 )
-from offload.report.page.records import Records, text
+from offload.report.page.records import Records
 from offload.report.page.story import Story
 from offload.report.page.tables import (
     MOST_RAW,
@@ -120,8 +122,8 @@ def run_view(story: Story, name: str, *, key: str, points: int = POINTS) -> RunV
     """What the page shows of one run."""
     steps = story.whole is not None
     bins = bins_of(story, points)
-    events = story.records.events
-    raw = [*events[: MOST_RAW // 2], *events[-MOST_RAW // 2 :]] if len(events) > MOST_RAW else events
+    lines = story.records.lines
+    raw = [*lines[: MOST_RAW // 2], *lines[-MOST_RAW // 2 :]] if len(lines) > MOST_RAW else lines
     more_lanes = len(story.nodes) - len(lanes(story))
     return RunView(
         key=key,
@@ -148,8 +150,8 @@ def run_view(story: Story, name: str, *, key: str, points: int = POINTS) -> RunV
         faults=faults(story),
         skipped=skipped(story),
         events=event_groups(story),
-        raw=tuple(text(json.dumps(event, ensure_ascii=False), 1200) for event in raw),
-        raw_left_out=len(events) - len(raw),
+        raw=tuple(text(json.dumps(line, ensure_ascii=False), 1200) for line in raw),
+        raw_left_out=len(lines) - len(raw),
         setup=setup(story),
         notes=story.records.notes,
     )
@@ -209,8 +211,8 @@ def _when(story: Story) -> str:
 
 def _error(story: Story) -> Any:
     if story.status == "failed":
-        ends = [event.get("error") for event in story.records.events if event["event"] == "run_finished"]
-        return next((each for each in reversed(ends) if each), story.records.summary.get("error"))
+        errors = [event.error for event in story.records.events if isinstance(event, RunFinished)]
+        return next((error for error in reversed(errors) if error), story.records.summary.get("error"))
     return None
 
 

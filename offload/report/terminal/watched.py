@@ -11,9 +11,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from offload.report.events import EventIgnored, GroupName
 from offload.report.formatting import count, duration, figure, moment, rate, share, usd
 from offload.report.page.story import Story
-from offload.report.page.words import group_of
 
 MOST_EVENTS = 6
 MOST_NODES = 12
@@ -83,12 +83,16 @@ def watched(story: Story, now: float) -> Watched:
     )
 
 
-def _newest(story: Story, group: str, most: int = MOST_EVENTS) -> tuple[str, ...]:
+def _newest(story: Story, group: GroupName, most: int = MOST_EVENTS) -> tuple[str, ...]:
     """The newest events of a group in words, the oldest first, and no others: a long run has many, and a view looks every two seconds."""
-    kinds = [event["event"] for event in story.records.events]
-    places = (at for at in reversed(range(len(kinds))) if kinds[at] != "ignored" and group_of(kinds[at]) == group)
-    found = [story.telling(at) for at in islice(places, most)]
-    return tuple(f"{moment(told.at_s)}  {told.words}" for told in reversed(found))
+    events = story.records.events
+    places = (
+        place
+        for place in reversed(range(len(events)))
+        if group == events[place].GROUP and not isinstance(events[place], EventIgnored)
+    )
+    newest = [story.worded(place) for place in islice(places, most)]
+    return tuple(f"{moment(worded.at_s)}  {worded.words}" for worded in reversed(newest))
 
 
 def _nodes(story: Story) -> tuple[tuple[str, str], ...]:

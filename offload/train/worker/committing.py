@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from offload.adapt.commits import commit_interval_s
+from offload.report.events import CheckpointWritten
 from offload.train.checkpoints.ray_list import with_score
 from offload.train.config import Checkpoints
 from offload.train.worker.reporter import Reporter
@@ -57,7 +58,9 @@ class Committer:
             progress = self._state.progress
             seconds = round(self._state.committed_at - began, 3)
             self._reporter.event(
-                "checkpoint", reason=reason, epoch=progress.epoch, step=progress.step, seconds=seconds, waited=not later
+                CheckpointWritten(
+                    reason=reason, epoch=progress.epoch, step=progress.step, seconds=seconds, waited=not later
+                )
             )
 
     def due(self) -> bool:

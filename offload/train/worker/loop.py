@@ -21,6 +21,18 @@ from offload.pipeline.blocks.receiver import DirectBlocks
 from offload.pipeline.feed.passes import PassKey, PassRequest
 from offload.pipeline.order.ranges import Ranges
 from offload.pipeline.order.shuffling import pass_number
+from offload.report.events import (
+    FirstBatch,
+    FirstStep,
+    MetricsReported,
+    PassesDiffer,
+    PassNotFinished,
+    ReadyToResize,
+    Rebatched,
+    SampleSkipped,
+    StoppedEarly,
+    WorkersResumed,
+)
 from offload.train.checkpoints.sharded import is_part, is_sharded
 from offload.train.hub.client import HubClient
 from offload.train.messages import TRAIN, End, GroupStart, GroupStatus
@@ -293,7 +305,7 @@ class TrainingLoop:
             rank, name = found
             self._told_passes = True
             passes = [mine[name], told[rank][name]]
-            self.reporter.event("passes_differ", dataset=name, epoch=self.epoch, other=rank, passes=passes)
+            self.reporter.event(PassesDiffer(dataset=name, epoch=self.epoch, other=rank, passes=passes))
 
     def _over_here(self) -> Over:
         """Why training is over, as this rank sees it. Rank 0's clock decides on time."""
@@ -307,7 +319,7 @@ class TrainingLoop:
         if over == "stop" and not self.state.progress.stopped:
             self.state.stop()
             if self.rank == 0:
-                self.reporter.event("stopped_early", epoch=self.epoch, step=self.state.progress.step)
+                self.reporter.event(StoppedEarly(epoch=self.epoch, step=self.state.progress.step))
 
     @property
     def _samples(self) -> int | None:
@@ -356,7 +368,7 @@ class TrainingLoop:
         if end == "stop":
             raise StopRun
         if self.rank == 0:
-            self.reporter.event("ready_to_resize", step=self.state.progress.step)
+            self.reporter.event(ReadyToResize(step=self.state.progress.step))
             self.reporter.flush()
             self.setup.hub.ready_to_end(self.attempt)
         until = time.monotonic() + RESIZE_DEADLINE_S
@@ -491,7 +503,7 @@ class TrainingLoop:
         following = self._next_batch(batches, since=began)
         self._start_batch(following, first=True)
         if following[0] is not None:
-            self.reporter.event("first_batch", epoch=self.epoch, seconds=round(time.monotonic() - began, 3))
+            self.reporter.event(FirstBatch(epoch=self.epoch, seconds=round(time.monotonic() - began, 3)))
         due, over, done = False, False, len(self.state.progress.trained)
         self._pass_ended = False
         self._pass_rows = 0
@@ -565,7 +577,7 @@ class TrainingLoop:
         """Report the samples that the pass leaves untrained, if the epochs end in its middle."""
         samples = self._samples
         if samples is not None and self.rank == 0:
-            self.reporter.event("pass_not_finished", epoch=self.epoch, untrained=samples - done - self._pass_rows)
+            self.reporter.event(PassNotFinished(epoch=self.epoch, untrained=samples - done - self._pass_rows))
 
     def _agreement(self) -> TrainingAgreement:
         mail = self.scaling.mail if self.scaling is not None else Mailbox(0)
@@ -597,12 +609,13 @@ class TrainingLoop:
             self._changes += 1
             if self.rank == 0:
                 self.reporter.event(
-                    "rebatched",
-                    epoch=self.epoch,
-                    step=self.state.progress.step,
-                    local_batch_size=split.local_batch_size,
-                    accum_steps=split.accum_steps,
-                    global_batch_size=split.global_batch_size,
+                    Rebatched(
+                        epoch=self.epoch,
+                        step=self.state.progress.step,
+                        local_batch_size=split.local_batch_size,
+                        accum_steps=split.accum_steps,
+                        global_batch_size=split.global_batch_size,
+                    )
                 )
         self.stepper.begin_global_batch(split)
 
@@ -649,7 +662,7 @@ class TrainingLoop:
     def _note_skipped(self, skipped: Sequence[Skipped], dataset: str) -> None:
         for each in skipped:
             self.reporter.event(
-                "skipped", dataset=dataset, sample_id=each.sample_id, reason=each.reason, epoch=self.epoch
+                SampleSkipped(dataset=dataset, sample_id=each.sample_id, reason=each.reason, epoch=self.epoch)
             )
 
     # -- steps -----------------------------------------------------------------------------------------------------
@@ -690,7 +703,7 @@ class TrainingLoop:
         self._pass_rows += rows
         self._tell_progress()
         if self._first_step and self.rank == 0:
-            self.reporter.event("first_step", step=self.state.progress.step, workers=self.world_size)
+            self.reporter.event(FirstStep(step=self.state.progress.step, workers=self.world_size))
         self._first_step = False
         self.reporter.totals = self.meter.totals()
 
@@ -727,11 +740,12 @@ class TrainingLoop:
         self.reporter.metrics(self._reported)
         if self.rank == 0:
             self.reporter.event(
-                "report",
-                epoch=self.epoch,
-                step=self.state.progress.step,
-                metrics=dict(zip(names, means, strict=True)),
-                **({"texts": dict(texts)} if texts else {}),
+                MetricsReported(
+                    epoch=self.epoch,
+                    step=self.state.progress.step,
+                    metrics=dict(zip(names, means, strict=True)),
+                    texts=dict(texts) if texts else None,
+                )
             )
 
     def _agreed_end(self) -> End:
@@ -776,13 +790,14 @@ class TrainingLoop:
         self._tell_progress()
         if self.rank == 0:
             self.reporter.event(
-                "resumed",
-                attempt=self.attempt,
-                epoch=progress.epoch,
-                step=progress.step,
-                trained=len(progress.trained),
-                epoch_starts_again=self.state.changed,
-                damaged=self.state.damaged,
+                WorkersResumed(
+                    attempt=self.attempt,
+                    epoch=progress.epoch,
+                    step=progress.step,
+                    trained=len(progress.trained),
+                    epoch_starts_again=self.state.changed,
+                    damaged=self.state.damaged,
+                )
             )
 
     def _tell_progress(self) -> None:

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from offload.report.formatting import duration, figure, share, usd
-from offload.report.page.records import LARGEST, Floats
+from offload.report.json_values import LARGEST
+from offload.report.page.records import Floats
 
 POINTS = 240  # of a line: more than a phone has pixels, and half of what a laptop shows
 MOST_RATIO = 1e8  # of a logarithmic axis: beyond it, a value next to 0 squeezes all others

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from offload.report.events import MetricsReported
 from offload.report.formatting import figure
+from offload.report.json_values import number
 from offload.report.page.charts.chart import POINTS, Axis, Chart, Line, time_axis, value_axis, values_of
-from offload.report.page.records import Floats, Intervals, number
+from offload.report.page.records import Floats, Intervals
 from offload.report.page.story import Story
 
 AGAINST = ("epochs", "time", "dollars")
@@ -42,15 +44,19 @@ class Points:
 
 def points_of(story: Story) -> dict[str, Points]:
     """The metrics of a run by name, from the user's reports; without any, from the intervals."""
-    reports = [e for e in story.records.events if e["event"] == "report" and isinstance(e.get("metrics"), dict)]
+    reports = [
+        event
+        for event in story.records.events
+        if isinstance(event, MetricsReported) and isinstance(event.metrics, dict)
+    ]
     if not reports:
         return _from_intervals(story)
-    at = np.array([event["at"] for event in reports], dtype=np.float64)
-    epochs = _epochs([number(e.get("epoch")) for e in reports], [number(e.get("step")) for e in reports])
-    names = list(dict.fromkeys(str(name) for event in reports for name in event["metrics"]))
+    at = np.array([event.at for event in reports], dtype=np.float64)
+    epochs = _epochs([number(event.epoch) for event in reports], [number(event.step) for event in reports])
+    names = list(dict.fromkeys(str(name) for event in reports for name in event.metrics))
     found = {}
     for name in names:
-        values = np.array([number(event["metrics"].get(name)) for event in reports])
+        values = np.array([number(event.metrics.get(name)) for event in reports])
         if np.isfinite(values).any():
             found[name] = _points(story, values, epochs, at)
     return found

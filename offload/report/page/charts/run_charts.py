@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from offload.report.events import ClusterChanged, RunStarted
 from offload.report.formatting import duration, moment
+from offload.report.json_values import number
 from offload.report.page.charts.chart import POINTS, Bins, Chart, Line, Mark, merged, time_axis, value_axis, values_of
 from offload.report.page.measured import PARTS, other_s, stalls
 from offload.report.page.records import Floats
@@ -32,15 +34,12 @@ def bins_of(story: Story, points: int = POINTS) -> Bins:
 def marks_of(story: Story) -> tuple[Mark, ...]:
     """The decisions, faults and resumptions of a run."""
     axis = time_axis(story.clock.length_s)
-    marks = [
-        Mark(
-            x=each.at_s,
-            kind="fault" if each.group == "fault" else "decision",
-            words=(f"{moment(each.at_s)} {each.words}",),
-        )
-        for each in story.told
-        if each.changes or each.kind == "worker_lost"
-    ]
+    marks = []
+    for place, event in enumerate(story.records.events):
+        if event.changes:
+            worded = story.worded(place)
+            kind = "fault" if event.GROUP == "fault" else "decision"
+            marks.append(Mark(x=worded.at_s, kind=kind, words=(f"{moment(worded.at_s)} {worded.words}",)))
     marks += [
         Mark(x=at_s, kind="resumed", words=(f"{moment(at_s)} The run was resumed here, {duration(gap_s)} later",))
         for at_s, gap_s in story.clock.resumed_at_s
@@ -175,7 +174,7 @@ def sizes(story: Story, bins: Bins) -> list[Chart]:
     for name, title, unit, reading, role in shown:
         values = intervals[name] + (1 if name == "accum_steps" else 0)
         if not np.isfinite(values).any():
-            values = _cores_told(story) if name == "preprocessing_cores" else values
+            values = _cores_in_events(story) if name == "preprocessing_cores" else values
         line = bins.line(title.lower(), role, values, ranges=False, steps=True)
         if _known(line):
             charts.append(
@@ -217,14 +216,13 @@ def cost(story: Story) -> Chart | None:
     )
 
 
-def _cores_told(story: Story) -> Floats:
+def _cores_in_events(story: Story) -> Floats:
     """The preprocessing cores from the events, for runs of earlier versions."""
     at = story.records.intervals["at"]
     cores = np.full(len(at), np.nan)
     for event in story.records.events:
-        told = event.get("preprocessing_cores")
-        if isinstance(told, int | float) and not isinstance(told, bool):
-            cores[at >= event["at"]] = told
+        if isinstance(event, RunStarted | ClusterChanged) and (known := number(event.preprocessing_cores)) == known:
+            cores[at >= event.at] = known
     return cores
 
 
