@@ -46,6 +46,7 @@ LAYERS = [
     {
         "offload.errors",
         "offload.files",
+        "offload.formatting",
         "offload.forks",
         "offload.interrupts",
         "offload.machine",

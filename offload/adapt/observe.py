@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from offload.measure.steps import INPUT_BOUND
 from offload.model.batch_split import BatchSplit
 from offload.model.fit import StepTimeFit, fit_step_time
 
@@ -22,7 +23,6 @@ SETTLED_S = 10.0  # time with the same cores that makes the input's rate reliabl
 FORGOTTEN_S = (
     1800.0  # time in which the logarithm of an unconfirmed low share falls to 37 %: the cause may be gone by then
 )
-INPUT_BOUND = 0.05  # stall above which the delivered rate is the input's rate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from offload.errors import RunError
+from offload.formatting import figure, share
 from offload.machine import usable_cores
 from offload.prices import built_in
-from offload.report.formatting import figure, share
 from offload.report.page.charts.chart import Chart, Line, time_axis, value_axis
 from offload.report.page.charts.pictures import draw_chart
 from offload.report.page.html import rendered

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from offload.formatting import rate_shown
 from offload.measure.equivalents import DropIn
-from offload.measure.findings import BALANCED, Findings
-from offload.model.checks import rate_shown
+from offload.measure.findings import Findings
+from offload.measure.steps import INPUT_BOUND
 
 WORTH_TAKING = 0.05  # of a sample's core-seconds that an equivalent must save
 
@@ -81,7 +82,7 @@ def sentences(found: Findings, replacement: Replacement) -> list[str]:
     )
     said += _of_distances(replacement.distances)
     then = predicted(found, replacement)
-    binds = "the input still binds" if then.stall >= BALANCED else f"the {found.accelerator} binds"
+    binds = "the input still binds" if then.stall >= INPUT_BOUND else f"the {found.accelerator} binds"
     said.append(
         f"Prediction: an input ceiling of {rate_shown(then.input_ceiling)} samples/s instead of {rate_shown(found.input_ceiling)}; then "
         f"{binds} (stall {then.stall:.0%} instead of {found.stall:.0%})."

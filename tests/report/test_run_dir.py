@@ -17,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offload.errors import ConfigError, RunError
+from offload.report.bottleneck import verdict
 from offload.report.events import ClusterChanged, CoreCountWanted, ReadyToResize, Resized, RunLeaving
 from offload.report.run_dir import CHECKPOINTS, EVENTS, METRICS, SUMMARY, RunDirectory, read_lines, to_json
 from offload.report.terminal.live_line import LiveLine, format_line
-from offload.report.terminal.summary import format_summary, summary_rows, verdict
+from offload.report.terminal.summary import format_summary, summary_rows
 from tests.helpers import open_to_others
 from tests.report.runs import write_event
 
@@ -238,7 +239,8 @@ NOBODY = """
     import os, sys
     from pathlib import Path
     from offload.errors import OffloadError
-    from offload.report.events import ReadyToResize
+    from offload.report.bottleneck import verdict
+from offload.report.events import ReadyToResize
     from offload.report.run_dir import RunDirectory
     os.setegid(65534)
     os.seteuid(65534)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from offload.model.checks import rate_shown
+from offload.formatting import count, duration, figure, rate, rate_shown
 from offload.report.events.event import NodeNames, RunEvent
-from offload.report.formatting import count, duration, figure, rate
 from offload.report.json_values import number
 
 

@@ -141,6 +141,9 @@ class UnknownEvent(RunEvent):
     def sentence(self, nodes: NodeNames) -> str:
         return self._plain()
 
+    def words(self, nodes: NodeNames) -> str:
+        return self._plain()
+
     def values(self) -> dict[str, Any]:
         return {name: value for name, value in self.document.items() if name not in ("event", "at", "rank")}
 

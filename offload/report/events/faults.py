@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from offload.formatting import count, parts_held
 from offload.report.events.event import NodeNames, RunEvent
-from offload.report.formatting import count, parts_held
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from offload.formatting import count, duration, figure
 from offload.report.events.event import NodeNames, RunEvent
-from offload.report.formatting import count, duration, figure
 from offload.report.json_values import number
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from offload.report.formatting import duration, figure, share, usd
+from offload.formatting import duration, figure, share, usd
 from offload.report.page.measured import samples_of, usable, workers_of
 from offload.report.page.records import Floats, Intervals
 from offload.report.page.story import Story

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from offload.formatting import duration, figure, moment, share, usd
 from offload.report.events import GROUPS
-from offload.report.formatting import duration, figure, moment, share, usd
 from offload.report.json_values import text
 from offload.report.page.charts.chart import Chart
 from offload.report.page.charts.metric_charts import charts_of, last_value, points_of

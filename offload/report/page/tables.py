@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import islice
 
+from offload.formatting import count, duration, figure, moment, rate, share, times, usd
 from offload.report.events import (
     CheckpointWritten,
     FirstStep,
@@ -14,7 +15,6 @@ from offload.report.events import (
     WorkerLost,
     WorkersResumed,
 )
-from offload.report.formatting import count, duration, figure, moment, rate, share, times, usd
 from offload.report.json_values import number, table, text
 from offload.report.page.nodes import Span
 from offload.report.page.story import Story

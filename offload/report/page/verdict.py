@@ -6,12 +6,13 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from offload.report.formatting import count, figure, rate, share, times, usd
+from offload.formatting import count, figure, rate, share, times, usd
+from offload.measure.steps import INPUT_BOUND
+from offload.report.bottleneck import READING_BINDS, verdict
 from offload.report.json_values import number
 from offload.report.page.money import unpriced
 from offload.report.page.story import Story
-from offload.report.page.what_if import INPUT_BOUND, Predicted, alone, best_step, more_cores
-from offload.report.terminal.summary import READING_BINDS, verdict
+from offload.report.page.what_if import Predicted, alone, best_step, more_cores
 
 DEARER = 1.02  # relative price of a sample from which on an advice says that it costs more
 

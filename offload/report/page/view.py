@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from offload.formatting import count
 from offload.model.catalog import Catalog
 from offload.report.events import RunFinished
-from offload.report.formatting import count
 from offload.report.json_values import text
 from offload.report.page.charts.chart import POINTS, Chart, Line, time_axis, value_axis
 from offload.report.page.charts.run_charts import bins_of, busy, cost, sizes, step_parts, throughput

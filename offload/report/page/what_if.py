@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from offload.errors import ConfigError
+from offload.measure.steps import INPUT_BOUND
 from offload.model.catalog import NodeType, Shape
 from offload.model.goodput import OVERLAP, JointGoodput
 from offload.model.input_rate import REMOTE_CORE_SECONDS_PER_BYTE, InputRate
@@ -20,7 +21,6 @@ from offload.report.page.measured import Measured
 from offload.report.page.money import Prices
 from offload.report.page.nodes import Node
 
-INPUT_BOUND = 0.05  # stall from which on the input is the bottleneck
 MOST_NODES = 32  # further nodes that an advice considers
 KNEE = 0.97  # share of the best reachable rate with which an advice is content
 WORTH_IT = 0.03  # least relative gain that makes an advice

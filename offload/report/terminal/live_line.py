@@ -13,12 +13,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from offload.model.checks import rate_shown
+from offload.formatting import GOODPUT_DIFFERS, rate_shown
 from offload.report.terminal.standard_streams import is_terminal, write_line
 
 PLAIN_INTERVAL_S = 10.0
 WAITING_INTERVAL_S = 30.0
-WORTH_SHOWING = 0.999  # share of samples/s above which a goodput would show the same number again
 
 
 class _Stderr(Console):
@@ -58,7 +57,7 @@ def format_line(values: dict[str, Any]) -> str:
     split = f"{values['workers']} worker{many} × {values['local_batch_size']} × {values['accum_steps'] + 1}"
     parts = [head, rate, f"stall {values['stall']:.0%}", split]
     goodput = values.get("goodput", math.inf)
-    if goodput < WORTH_SHOWING * values["samples_per_s"]:
+    if goodput < GOODPUT_DIFFERS * values["samples_per_s"]:
         parts.append(f"goodput {rate_shown(goodput)}")
     return " | ".join(parts)
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from offload.report.formatting import usd
+from offload.formatting import GOODPUT_DIFFERS, usd
 
 SHOWN = 12
 WIDEST = 1000  # of a line: a narrower console cuts numbers where a table is wide
@@ -83,7 +83,9 @@ _COLUMNS = {
     ),
     "stall": _Column(lambda c: f"{c['stall']:.0%}"),
     "binds": _Column(lambda c: str(c["bottleneck"])),
-    "goodput": _Column(lambda c: _figure(c["goodput"]), lambda best: best["goodput"] < 0.999 * best["samples_per_s"]),
+    "goodput": _Column(
+        lambda c: _figure(c["goodput"]), lambda best: best["goodput"] < GOODPUT_DIFFERS * best["samples_per_s"]
+    ),
     "$/h": _Column(lambda c: f"{c['usd_per_hour']:,.2f}"),
     "$ per\nmillion": _Column(lambda c: _usd(c["usd_per_million_samples"])),
     "hours": _Column(lambda c: _figure(c["hours"]), lambda best: best["hours"] is not None),

@@ -11,8 +11,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from offload.formatting import count, duration, figure, moment, rate, share, usd
 from offload.report.events import EventIgnored, GroupName
-from offload.report.formatting import count, duration, figure, moment, rate, share, usd
 from offload.report.page.story import Story
 
 MOST_EVENTS = 6

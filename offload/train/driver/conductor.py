@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol, assert_never
 
+from offload.formatting import parts_held
 from offload.model.bundle import Bundle
 from offload.model.placement import NodeResources
 from offload.pipeline.blocks.receiver import Pending
 from offload.pipeline.pool.ray_state import Held, held
 from offload.report.events import EventIgnored, NotStarted, RunEvent
-from offload.report.formatting import parts_held
 from offload.train.cluster.connection import Cluster, alive_nodes, held_by_others
 from offload.train.cluster.idle import is_alone
 from offload.train.cluster.node_requests import NodeRequests

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 from offload.adapt.core_count import CoresLearned, InputSeen, count_cores
 from offload.adapt.decide import Decision, Keep, Resize, State, cores_meanwhile, decide
-from offload.adapt.observe import INPUT_BOUND, Interval, Seen
+from offload.adapt.observe import Interval, Seen
 from offload.adapt.situation import Option, Rules, Situation
-from offload.measure.steps import Totals
+from offload.measure.steps import INPUT_BOUND, Totals
 from offload.model.batch_split import BatchSplit
 from offload.model.noise import GradientNoise
-from offload.model.overlap import overlap_of_queue
+from offload.model.overlap import LEAST_VARIATION, overlap_of_queue
 from offload.report.events import Decided, GainMeasured, RunEvent
 from offload.train.config import Adaptation, BatchSize
 from offload.train.driver.fleet.messages import (
@@ -31,8 +31,6 @@ from offload.train.driver.fleet.messages import (
 from offload.train.driver.fleet.state import Fleet
 from offload.train.messages import TRAIN, News, sum_of
 from offload.train.worker.fetching import PREFETCH_BLOCKS
-
-LEAST_VARIATION = 0.1  # least variation from task to task on a shared machine
 
 
 class Tuner:

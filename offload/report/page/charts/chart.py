@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from offload.report.formatting import duration, figure, share, usd
+from offload.formatting import duration, figure, share, usd
 from offload.report.json_values import LARGEST
 from offload.report.page.records import Floats
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from offload.formatting import figure
 from offload.report.events import MetricsReported
-from offload.report.formatting import figure
 from offload.report.json_values import number
 from offload.report.page.charts.chart import POINTS, Axis, Chart, Line, time_axis, value_axis, values_of
 from offload.report.page.records import Floats, Intervals

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from offload.formatting import GOODPUT_DIFFERS, duration, moment
 from offload.report.events import ClusterChanged, RunStarted
-from offload.report.formatting import duration, moment
 from offload.report.json_values import number
 from offload.report.page.charts.chart import POINTS, Bins, Chart, Line, Mark, merged, time_axis, value_axis, values_of
 from offload.report.page.measured import PARTS, other_s, stalls
@@ -58,7 +58,7 @@ def throughput(story: Story, bins: Bins) -> Chart:
             f"{story.device} ceiling", "device", intervals["device_ceiling_samples_per_s"], ranges=False, dash=True
         ),
     ]
-    if np.nansum(goodput) < 0.999 * np.nansum(rate):
+    if np.nansum(goodput) < GOODPUT_DIFFERS * np.nansum(rate):
         lines.insert(1, bins.line("goodput", "a", goodput, ranges=False))
     lines = [line for line in lines if _known(line)]
     return Chart(
