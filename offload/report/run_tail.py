@@ -57,9 +57,9 @@ def _tail(path: Path, offset: int) -> Tail | None:
         if not stat.S_ISREG(os.stat(path).st_mode):  # a named pipe would wait for a writer forever
             raise ConfigError(f"{path} is no ordinary file. Name the folder of a run.")
         with open(path, "rb") as file:
-            found = os.fstat(file.fileno())
+            status = os.fstat(file.fileno())
             file.seek(offset)
-            return Tail(data=file.read(MOST_BYTES), size=found.st_size, file=found.st_ino)
+            return Tail(data=file.read(MOST_BYTES), size=status.st_size, file=status.st_ino)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -97,7 +97,7 @@ class Lines:
         self._begun = b""  # of a line whose end is still to come
         self._number = 1
         self._damaged: list[int] = []
-        self._given = 0
+        self._handed_out = 0
 
     def replaced(self, tail: Tail | None) -> bool:
         """Whether this is another file than before, or a shorter one."""
@@ -125,8 +125,8 @@ class Lines:
 
     def fresh(self) -> list[Document]:
         """The documents since the last call."""
-        found, self._given = self.documents[self._given :], len(self.documents)
-        return found
+        documents, self._handed_out = self.documents[self._handed_out :], len(self.documents)
+        return documents
 
     def note(self) -> str:
         """A sentence that counts the lines that are left out; empty if there are none."""
@@ -135,7 +135,7 @@ class Lines:
             return f"The last line of {self.name} is incomplete, as a crash leaves it. This report omits it."
         if not damaged:
             return ""
-        which = ", ".join(str(each) for each in damaged[:5]) + (", …" if len(damaged) > 5 else "")
+        which = ", ".join(str(number) for number in damaged[:5]) + (", …" if len(damaged) > 5 else "")
         many = "s" if len(damaged) != 1 else ""
         return (
             f"{self.name}: {len(damaged):,} damaged line{many} ({which}). This report omits {'them' if many else 'it'}."

@@ -54,15 +54,15 @@ class Clock:
     @property
     def length_s(self) -> float:
         """The length of all sessions."""
-        return sum(each.ended - each.began for each in self.sessions)
+        return sum(session.ended - session.began for session in self.sessions)
 
     def seconds(self, at: ArrayLike) -> Floats:
         """Seconds of the run at these times (seconds since 1970). A time between two sessions is the end of the first."""
         times = np.asarray(at, dtype=np.float64)
         if not self.sessions:
             return np.zeros_like(times)
-        began = np.array([each.began for each in self.sessions])
-        length = np.array([each.ended - each.began for each in self.sessions])
+        began = np.array([session.began for session in self.sessions])
+        length = np.array([session.ended - session.began for session in self.sessions])
         before = np.concatenate([[0.0], np.cumsum(length)[:-1]])
         which = np.clip(np.searchsorted(began, times, side="right") - 1, 0, None)
         within: Floats = before[which] + np.clip(times - began[which], 0.0, length[which])
@@ -75,17 +75,17 @@ class Clock:
 
     def session_of(self, at: ArrayLike) -> Floats:
         """The number of the session of each time, from 0."""
-        began = np.array([each.began for each in self.sessions])
-        found: Floats = np.clip(np.searchsorted(began, np.asarray(at, dtype=np.float64), side="right") - 1, 0, None)
-        return found
+        began = np.array([session.began for session in self.sessions])
+        numbers: Floats = np.clip(np.searchsorted(began, np.asarray(at, dtype=np.float64), side="right") - 1, 0, None)
+        return numbers
 
     @property
     def resumed_at_s(self) -> list[tuple[float, float]]:
         """For each later session, the second of the run at which it began, and the seconds that had passed in between."""
-        found = []
+        resumptions = []
         for before, after in zip(self.sessions, self.sessions[1:], strict=False):
-            found.append((float(self.seconds(before.ended)), max(after.began - before.ended, 0.0)))
-        return found
+            resumptions.append((float(self.seconds(before.ended)), max(after.began - before.ended, 0.0)))
+        return resumptions
 
 
 def _status(records: Records, began: float, until: float) -> str | None:

@@ -58,7 +58,7 @@ def speed_up(first: Story, other: Story) -> SpeedUp | None:
     if first.whole is None or other.whole is None:
         return None
     ratio = other.whole.samples_per_s / first.whole.samples_per_s
-    a, b = (np.log(batch_rates(each.records.intervals)) for each in (first, other))
+    a, b = (np.log(batch_rates(story.records.intervals)) for story in (first, other))
     if not (len(a) and len(b)):
         return SpeedUp(ratio=ratio, low=None, high=None)
     va, vb = float(np.var(a, ddof=1)) / len(a), float(np.var(b, ddof=1)) / len(b)
@@ -74,7 +74,7 @@ def speed_up(first: Story, other: Story) -> SpeedUp | None:
 def comparison(stories: Sequence[Story], names: Sequence[str]) -> Table:
     """The table of several runs. Price efficiency is samples per dollar, relative to the first run that has a price."""
     per_dollar = [_per_dollar(story) for story in stories]
-    base = next((each for each in per_dollar if each is not None), None)
+    base = next((efficiency for efficiency in per_dollar if efficiency is not None), None)
     rows = []
     for story, name, efficiency in zip(stories, names, per_dollar, strict=True):
         whole = story.whole
@@ -131,9 +131,9 @@ def _per_dollar(story: Story) -> float | None:
 def _speed_up_words(first: Story, other: Story) -> str:
     if first is other:
         return "reference"
-    found = speed_up(first, other)
-    if found is None:
+    faster = speed_up(first, other)
+    if faster is None:
         return "–"
-    if found.low is None or found.high is None:
-        return f"{found.ratio:.2f}× (too few intervals for a range)"
-    return speed_up_words(found.ratio, found.low, found.high)
+    if faster.low is None or faster.high is None:
+        return f"{faster.ratio:.2f}× (too few intervals for a range)"
+    return speed_up_words(faster.ratio, faster.low, faster.high)

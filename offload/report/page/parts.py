@@ -122,21 +122,21 @@ def metrics(stories: Sequence[Story], names: Sequence[str], *, key: str) -> list
     """The metrics of one or several runs, each with its charts; ``key`` begins the charts' names."""
     points = [points_of(story) for story in stories]
     length_s = max((story.clock.length_s for story in stories), default=1.0)
-    found = []
-    for place, metric in enumerate(list(dict.fromkeys(name for each in points for name in each))[:MOST_METRICS]):
+    shown = []
+    for place, metric in enumerate(list(dict.fromkeys(name for of_run in points for name in of_run))[:MOST_METRICS]):
         lines = [
-            (name, RUN_ROLES[number % len(RUN_ROLES)], each[metric])
-            for number, (name, each) in enumerate(zip(names, points, strict=True))
-            if metric in each
+            (name, RUN_ROLES[number % len(RUN_ROLES)], of_run[metric])
+            for number, (name, of_run) in enumerate(zip(names, points, strict=True))
+            if metric in of_run
         ]
-        found.append(
+        shown.append(
             Metric(
                 name=text(metric, 120),
                 last=last_value(lines[0][2]) if len(lines) == 1 else "",
                 charts=tuple(charts_of(text(metric, 120), lines, length_s, key=f"{key}-{place}")),
             )
         )
-    return found
+    return shown
 
 
 def event_groups(story: Story) -> tuple[EventGroup, ...]:
@@ -167,14 +167,14 @@ def cost_note(story: Story) -> str:
     missing = money_missing(story)
     if missing is not None:
         return missing
-    said = [f"{usd(story.usd)} so far, now {usd(story.usd_per_hour)} an hour."]
+    sentences = [f"{usd(story.usd)} so far, now {usd(story.usd_per_hour)} an hour."]
     if story.usd_at_end is not None and story.progress is not None:
-        said.append(
+        sentences.append(
             f"At the present rate the training ends in {duration(story.progress[1])} and costs {usd(story.usd_at_end)} in all."
         )
-    said.append(
+    sentences.append(
         "The cost counts each node from the run's start, or from when it joined. Starting the cluster is not in it."
     )
     if len(story.clock.sessions) > 1:
-        said.append("Time between the sessions is not in it either.")
-    return " ".join(said)
+        sentences.append("Time between the sessions is not in it either.")
+    return " ".join(sentences)

@@ -90,7 +90,7 @@ def check_run_dir(path: Path) -> Path:
     names = (EVENTS, METRICS, SUMMARY)
     try:
         kind = os.stat(path).st_mode
-        found = [name for name in names if (path / name).exists()] if stat.S_ISDIR(kind) else []
+        present = [name for name in names if (path / name).exists()] if stat.S_ISDIR(kind) else []
     except OSError as error:
         raise ConfigError(
             f"the run directory {path} cannot be read: {error.strerror}. Name the folder of a run, such as runs/demo."
@@ -99,7 +99,7 @@ def check_run_dir(path: Path) -> Path:
         raise ConfigError(f"the run directory {str(path)!r} cannot be read: a path holds no such character.") from None
     if not stat.S_ISDIR(kind):
         raise ConfigError(f"{path} is no run directory but a file. Name the folder that holds {EVENTS}.")
-    if not found:
+    if not present:
         raise ConfigError(
             f"{path} is no run directory: it holds none of {', '.join(names)}. Name the folder of a run, such as runs/demo."
         )
@@ -118,24 +118,24 @@ class RunReader:
 
     def _start(self) -> None:
         self._events, self._intervals = Lines(EVENTS, _is_event), Lines(METRICS, _has_time)
-        self._skipped = Lines(SKIPPED, lambda each: True)
+        self._skipped = Lines(SKIPPED, lambda line: True)
         self._read: list[RunEvent] = []
         self._columns = _Columns()
 
     def read(self) -> Records:
         """The run as it is now. Raises what ``look`` raises."""
-        lines = (self._events, self._intervals, self._skipped)
+        files = (self._events, self._intervals, self._skipped)
         more = True
         while more:
-            tails = self._look({each.name: each.offset for each in lines})
-            if any(each.replaced(tails.get(each.name)) for each in lines):  # another run has taken the directory
+            tails = self._look({file.name: file.offset for file in files})
+            if any(file.replaced(tails.get(file.name)) for file in files):  # another run has taken the directory
                 self._start()
                 return self.read()
-            more = any(each.take(tails.get(each.name)) for each in lines)
+            more = any(file.take(tails.get(file.name)) for file in files)
         self._read += map(read_event, self._events.fresh())
         for document in self._intervals.fresh():
             self._columns.add(document)
-        notes = [note for each in lines if (note := each.note())]
+        notes = [note for file in files if (note := file.note())]
         summary = _summary(tails.get(SUMMARY), notes)
         return Records(
             path=self._path,
@@ -208,9 +208,9 @@ class _Sparse:
         self._values.setdefault(name, []).append(number(value))
 
     def arrays(self, count: int) -> dict[str, Floats]:
-        found = {}
+        columns = {}
         for name, places in self._places.items():
             column = np.full(count, np.nan)
             column[places] = self._values[name]
-            found[name] = column
-        return found
+            columns[name] = column
+        return columns

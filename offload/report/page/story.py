@@ -31,11 +31,11 @@ class WordedEvent:
 
 @dataclass(frozen=True)
 class Story:
-    """A run and everything that follows from its records. ``given``: the user's prices, see :class:`Prices`."""
+    """A run and everything that follows from its records. ``own_prices``: the user's prices, see :class:`Prices`."""
 
     records: Records
     catalog: Catalog
-    given: Mapping[str, float]
+    own_prices: Mapping[str, float]
 
     @cached_property
     def clock(self) -> Clock:
@@ -50,7 +50,7 @@ class Story:
     @cached_property
     def prices(self) -> Prices:
         """The prices that hold for this run."""
-        return Prices.of(self.records, self.catalog, self.given)
+        return Prices.of(self.records, self.catalog, self.own_prices)
 
     @cached_property
     def spending(self) -> Spending | None:
@@ -132,8 +132,8 @@ class Story:
     @property
     def status(self) -> str:
         """``finished``, ``failed``, ``interrupted``, or ``unfinished``: it is still running, or was killed."""
-        said = self.clock.sessions[-1].status if self.clock.sessions else self.records.summary.get("status")
-        return said if said in ("finished", "failed", "interrupted") else "unfinished"
+        last = self.clock.sessions[-1].status if self.clock.sessions else self.records.summary.get("status")
+        return last if last in ("finished", "failed", "interrupted") else "unfinished"
 
     @property
     def usd(self) -> float | None:

@@ -79,7 +79,7 @@ class Comparison:
 def lanes(story: Story) -> tuple[Lane, ...]:
     """The nodes as lanes, at most ``MOST_LANES``."""
     length_s = max(story.clock.length_s, 1e-9)
-    found = []
+    shown = []
     for node in story.nodes[:MOST_LANES]:
         spans: dict[str, list[Span]] = {
             "there": node.there,
@@ -88,16 +88,16 @@ def lanes(story: Story) -> tuple[Lane, ...]:
         }
         bars = tuple(
             Bar(kind=kind, low=began / length_s, high=ended / length_s)
-            for kind, each in spans.items()
-            for began, ended in each
+            for kind, node_spans in spans.items()
+            for began, ended in node_spans
         )
         pins = tuple(
             Pin(
-                kind=each.kind,
-                place=each.at_s / length_s,
-                words=f"{node.name}: {_HAPPENED[each.kind]} at {moment(each.at_s)}",
+                kind=happening.kind,
+                place=happening.at_s / length_s,
+                words=f"{node.name}: {_HAPPENED[happening.kind]} at {moment(happening.at_s)}",
             )
-            for each in node.happenings
+            for happening in node.happenings
         )
         about = ", ".join(
             filter(
@@ -110,12 +110,14 @@ def lanes(story: Story) -> tuple[Lane, ...]:
                 ),
             )
         )
-        said = [
-            f"{kind} {share(sum(b - a for a, b in each) / length_s)} of the run" for kind, each in spans.items() if each
+        sentences = [
+            f"{kind} {share(sum(b - a for a, b in node_spans) / length_s)} of the run"
+            for kind, node_spans in spans.items()
+            if node_spans
         ]
-        said += [pin.words for pin in pins]
-        found.append(Lane(name=node.name, about=about, bars=bars, pins=pins, words="; ".join(said)))
-    return tuple(found)
+        sentences += [pin.words for pin in pins]
+        shown.append(Lane(name=node.name, about=about, bars=bars, pins=pins, words="; ".join(sentences)))
+    return tuple(shown)
 
 
 _HAPPENED = {
@@ -223,12 +225,12 @@ def _aftermath(story: Story, place: int) -> tuple[float | None, int | None]:
 def skipped(story: Story) -> Table | None:
     """Skipped samples grouped by reason, the most frequent first; None if there are none."""
     groups: dict[tuple[str, str], list[str]] = {}
-    for each in story.records.skipped:
-        reason = text(each.get("reason"), 300)
+    for line in story.records.skipped:
+        reason = text(line.get("reason"), 300)
         # One sentence for samples that failed alike: their own numbers differ.
-        sample = text(each.get("sample_id"), 60)
+        sample = text(line.get("sample_id"), 60)
         alike = reason.replace(sample, "…") if len(sample) > 1 or not sample.isdigit() else reason
-        groups.setdefault((text(each.get("dataset"), 60), alike), []).append(sample)
+        groups.setdefault((text(line.get("dataset"), 60), alike), []).append(sample)
     if not groups:
         return None
     ordered = sorted(groups.items(), key=lambda item: -len(item[1]))

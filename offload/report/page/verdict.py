@@ -36,8 +36,8 @@ def bottleneck(story: Story) -> str:
     blocked = whole.blocked
     if blocked is None:  # intervals of earlier versions do not tell
         inputs = story.records.summary.get("input")
-        told = [number(each.get("blocked")) for each in _values(inputs) if isinstance(each, dict)]
-        blocked = max((each for each in told if each == each), default=0.0)
+        shares = [number(value.get("blocked")) for value in _values(inputs) if isinstance(value, dict)]
+        blocked = max((value for value in shares if value == value), default=0.0)
     device = "GPU" if story.device == "GPU" else "CPU worker"
     return verdict({"steps": 1, "stall": whole.stall, "device": device, "input": {"train": {"blocked": blocked}}})
 
@@ -54,9 +54,9 @@ def what_next(story: Story) -> str:
     last = model.measured
     if last.stall >= INPUT_BOUND and last.blocked is not None and last.blocked >= READING_BINDS:
         return "Next: faster storage, or data nearer to the nodes. The model counts cores alone, so it predicts nothing here."
-    found = best_step(model)
-    if found is not None:
-        kind, more, predicted = found
+    step = best_step(model)
+    if step is not None:
+        kind, more, predicted = step
         verb = "more" if more > 0 else "fewer"
         # The least dollars per sample may still be more than now: the advice then buys time.
         dearer = (predicted.usd_per_million or 0.0) > DEARER * (story.usd_per_million or math.inf)
@@ -122,4 +122,4 @@ def _node(kind: str) -> str:
 
 
 def _nodes(nodes: Mapping[str, int]) -> str:
-    return " + ".join(f"{each} × {_node(kind)}" for kind, each in nodes.items())
+    return " + ".join(f"{number_of} × {_node(kind)}" for kind, number_of in nodes.items())

@@ -98,9 +98,9 @@ class PageView:
     metrics: tuple[Metric, ...]
 
 
-def page_of(records: Sequence[Records], catalog: Catalog, given: Mapping[str, float]) -> PageView:
-    """The page of these runs. ``given``: the user's prices, see :class:`offload.report.page.money.Prices`."""
-    stories = [Story(each, catalog, given) for each in records]
+def page_of(records: Sequence[Records], catalog: Catalog, prices: Mapping[str, float]) -> PageView:
+    """The page of these runs. ``prices``: the user's, see :class:`offload.report.page.money.Prices`."""
+    stories = [Story(record, catalog, prices) for record in records]
     names = names_of(stories)
     points = POINTS if len(stories) < 4 else POINTS // 2
     runs = tuple(
@@ -217,10 +217,10 @@ def _error(story: Story) -> Any:
 
 
 def document_of(
-    page: PageView, records: Sequence[Records], catalog: Catalog, given: Mapping[str, float]
+    page: PageView, records: Sequence[Records], catalog: Catalog, prices: Mapping[str, float]
 ) -> dict[str, Any]:
     """The page's numbers for other programs, without the charts."""
-    stories = [Story(each, catalog, given) for each in records]
+    stories = [Story(record, catalog, prices) for record in records]
     runs = []
     for story, view in zip(stories, page.runs, strict=True):
         whole = story.whole

@@ -130,7 +130,7 @@ def model_of(measured: Measured, nodes: Sequence[Node], prices: Prices) -> Model
     for name, kind in prices.catalog.nodes.items():
         if not kind.gpus and name not in kinds:
             kinds[name] = Kind(
-                type=kind, usd_per_hour=prices.given.get(name, prices.recorded.get(name, kind.usd_per_hour))
+                type=kind, usd_per_hour=prices.own.get(name, prices.recorded.get(name, kind.usd_per_hour))
             )
     reserved = sum(node.cpus for node in nodes) - measured.cores
     input_rate = InputRate(
@@ -163,10 +163,10 @@ def best_step(model: Model) -> tuple[str, int, Predicted] | None:
     known = all(model.kinds[name].usd_per_hour is not None for name in model.now)
     kinds = beside or ([name for name, kind in model.kinds.items() if not kind.type.gpus] if known else [])
     steps = [
-        (kind, more, found)
+        (kind, more, predicted)
         for kind in kinds
         for more in range(1, MOST_NODES + 1)
-        if (found := model.at({**model.now, kind: model.now.get(kind, 0) + more})) is not None
+        if (predicted := model.at({**model.now, kind: model.now.get(kind, 0) + more})) is not None
     ]
     steps = [step for step in steps if step[2].samples_per_s > (1 + WORTH_IT) * now.samples_per_s]
     if not steps:
@@ -188,17 +188,17 @@ def more_cores(model: Model) -> tuple[int, Predicted] | None:
         return None
     extra = replace(model.kinds[host].type, name="more cores", vcpus=cores, gpus=0, gpu_model=None, gpu_speed=None)
     wider = replace(model, kinds={**model.kinds, extra.name: Kind(type=extra, usd_per_hour=None)})
-    found = wider.at({**model.now, extra.name: 1})
-    return None if found is None else (cores, found)
+    predicted = wider.at({**model.now, extra.name: 1})
+    return None if predicted is None else (cores, predicted)
 
 
 def _fewer(model: Model, now: Predicted, beside: Sequence[str]) -> tuple[str, int, Predicted] | None:
     steps = []
     for kind in beside:
         for less in range(1, model.now[kind] + 1):
-            found = model.at({**model.now, kind: model.now[kind] - less})
-            if found is not None and found.samples_per_s >= KNEE * now.samples_per_s:
-                steps.append((kind, -less, found))
+            predicted = model.at({**model.now, kind: model.now[kind] - less})
+            if predicted is not None and predicted.samples_per_s >= KNEE * now.samples_per_s:
+                steps.append((kind, -less, predicted))
     return min(steps, key=lambda step: step[1], default=None)
 
 

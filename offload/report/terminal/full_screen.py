@@ -148,13 +148,13 @@ class _Held:
 
     def write(self, text: str) -> int:
         *whole, self._begun = (self._begun + text).split("\n")
-        for each in whole:
-            self._line(each)
+        for line in whole:
+            self._line(line)
         return len(text)
 
     def writelines(self, lines: list[str]) -> None:
-        for each in lines:
-            self.write(each)
+        for line in lines:
+            self.write(line)
 
     def flush(self) -> None:
         """Lines have gone already."""

@@ -42,10 +42,10 @@ def format_plan(document: dict[str, Any], *, shown: int = SHOWN) -> str:
     console = Console(file=out, width=WIDEST, force_terminal=False, force_jupyter=False, highlight=False)
     console.print(table)
     left = len(candidates) - len(rows)
-    said = [f"{MARKS['recommended']} recommended, {MARKS['baseline']} the single instance"]
+    legend = [f"{MARKS['recommended']} recommended, {MARKS['baseline']} the single instance"]
     if left:
-        said.append(f"{left:,} more candidates in --json")
-    console.print("; ".join(said), soft_wrap=True)
+        legend.append(f"{left:,} more candidates in --json")
+    console.print("; ".join(legend), soft_wrap=True)
     console.print(Text("\n" + document["explanation"]), soft_wrap=True)
     for warning in document["warnings"]:
         console.print(Text(f"Warning: {warning}"), soft_wrap=True)

@@ -98,17 +98,17 @@ def _newest(story: Story, group: GroupName, most: int = MOST_EVENTS) -> tuple[st
 def _nodes(story: Story) -> tuple[tuple[str, str], ...]:
     end = story.clock.length_s
     there = [node for node in story.nodes if node.there_at(end)]
-    found = []
+    rows = []
     for node in there[:MOST_NODES]:
         does = [
             what
             for what, spans in (("trains", node.training), ("preprocesses", node.preprocessing))
             if spans and spans[-1][1] >= end
         ]
-        found.append((node.name, f"{node.kind}: {', '.join(does) or 'idle'}"))
+        rows.append((node.name, f"{node.kind}: {', '.join(does) or 'idle'}"))
     if len(there) > MOST_NODES:
-        found.append(("…", f"{len(there) - MOST_NODES} more"))
-    return tuple(found)
+        rows.append(("…", f"{len(there) - MOST_NODES} more"))
+    return tuple(rows)
 
 
 def screen(state: Watched, output: Sequence[str] = ()) -> RenderableType:

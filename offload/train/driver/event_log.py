@@ -232,9 +232,9 @@ class EventLog:
         if not self._under_way:
             return
         interrupted = isinstance(error, KeyboardInterrupt)
-        said = str(error) if isinstance(error, OffloadError) else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, OffloadError) else f"{type(error).__name__}: {error}"
         with contextlib.suppress(RunError):  # the run directory may be why it ends
-            self.finish("interrupted" if interrupted else "failed", None, error=None if interrupted else said)
+            self.finish("interrupted" if interrupted else "failed", None, error=None if interrupted else reason)
 
 
 def rates_of(groups: Sequence[tuple[int, Totals]]) -> dict[str, float]:

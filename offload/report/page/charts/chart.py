@@ -129,14 +129,14 @@ class Chart:
     @property
     def summary(self) -> str:
         """The chart in one sentence, for those who cannot see it."""
-        said = []
+        parts = []
         for line in self.lines:
             known = [value for value in line.y if value is not None]
             if known:
-                said.append(
+                parts.append(
                     f"{line.name} from {self.y.text(min(known))} to {self.y.text(max(known))}, at the end {self.y.text(known[-1])}"
                 )
-        return f"{self.title}. {self.y.label} over {self.x.label}: {'; '.join(said) or 'no values'}."
+        return f"{self.title}. {self.y.label} over {self.x.label}: {'; '.join(parts) or 'no values'}."
 
 
 def time_axis(length_s: float) -> Axis:
@@ -203,7 +203,7 @@ class Bins:
         which = np.cumsum(np.diff(places, prepend=-1.0) != 0) - 1
         middle = [float(np.mean(part)) for part in np.split(x, edges[1:])]
         groups = np.zeros(len(edges)) if group is None else np.asarray(group)[edges]
-        return Bins(which, tuple(middle), tuple(int(each) for each in np.flatnonzero(np.diff(groups) != 0) + 1))
+        return Bins(which, tuple(middle), tuple(int(place) for place in np.flatnonzero(np.diff(groups) != 0) + 1))
 
     def line(self, name: str, role: str, values: ArrayLike, *, ranges: bool = True, **style: bool) -> Line:
         """A line of the bins' means, with their least and greatest values as its range. It omits values that are not finite."""
@@ -232,12 +232,12 @@ class Bins:
         """The values with a gap before each break. (The x of a gap is never drawn.)"""
         if not self.starts:
             return values
-        found: list[float | None] = []
+        spaced: list[float | None] = []
         for place, value in enumerate(values):
             if place in self.starts:
-                found.append(None)
-            found.append(value)
-        return tuple(found)
+                spaced.append(None)
+            spaced.append(value)
+        return tuple(spaced)
 
 
 def values_of(values: ArrayLike) -> Values:
@@ -247,15 +247,15 @@ def values_of(values: ArrayLike) -> Values:
 
 def merged(marks: Sequence[Mark], axis: Axis, closest: float = 0.065) -> tuple[Mark, ...]:
     """Marks that stand at least ``closest`` of the axis apart, so that a finger hits one: those of a neighbourhood become one."""
-    found: list[Mark] = []
+    apart: list[Mark] = []
     for mark in sorted(marks, key=lambda mark: mark.x):
-        if found and axis.place(mark.x) - axis.place(found[-1].x) < closest:
-            last = found[-1]
+        if apart and axis.place(mark.x) - axis.place(apart[-1].x) < closest:
+            last = apart[-1]
             kind = "fault" if "fault" in (last.kind, mark.kind) else last.kind
-            found[-1] = Mark(x=last.x, kind=kind, words=(*last.words, *mark.words))
+            apart[-1] = Mark(x=last.x, kind=kind, words=(*last.words, *mark.words))
         else:
-            found.append(mark)
-    return tuple(found)
+            apart.append(mark)
+    return tuple(apart)
 
 
 def _round_step(span: float, most: int, factors: Sequence[float] = (1, 2, 2.5, 5, 10)) -> float:
@@ -283,12 +283,12 @@ def _multiples(low: float, high: float, step: float) -> list[float]:
 def _decades(low: float, high: float, most: int) -> list[float]:
     first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
     for factors in ((1, 2, 5), (1, 3), (1,)):
-        found = [
+        values = [
             f * 10.0**p for p in range(first, last + 1) for f in factors if low * 0.999 <= f * 10.0**p <= high * 1.001
         ]
-        if len(found) <= most + 1:
-            return found
-    return found[:: math.ceil(len(found) / most)]
+        if len(values) <= most + 1:
+            return values
+    return values[:: math.ceil(len(values) / most)]
 
 
 def _below(value: float) -> float:

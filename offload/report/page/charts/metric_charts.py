@@ -54,12 +54,12 @@ def points_of(story: Story) -> dict[str, Points]:
     at = np.array([event.at for event in reports], dtype=np.float64)
     epochs = _epochs([number(event.epoch) for event in reports], [number(event.step) for event in reports])
     names = list(dict.fromkeys(str(name) for event in reports for name in event.metrics))
-    found = {}
+    points = {}
     for name in names:
         values = np.array([number(event.metrics.get(name)) for event in reports])
         if np.isfinite(values).any():
-            found[name] = _points(story, values, epochs, at)
-    return found
+            points[name] = _points(story, values, epochs, at)
+    return points
 
 
 def charts_of(name: str, points: list[tuple[str, str, Points]], length_s: float, *, key: str) -> list[Chart]:
@@ -67,8 +67,8 @@ def charts_of(name: str, points: list[tuple[str, str, Points]], length_s: float,
     charts = []
     for what in AGAINST:
         lines = []
-        for run, role, each in points:
-            places, values = each.against(what)
+        for run, role, metric in points:
+            places, values = metric.against(what)
             if len(places):
                 lines.append(
                     Line(name=run, role=role, x=values_of(places), y=values_of(values), dots=len(places) <= 60)
@@ -121,7 +121,7 @@ def _from_intervals(story: Story) -> dict[str, Points]:
 def _epochs(epochs: list[float], steps: list[float]) -> Floats:
     """The epochs trained at each report: within an epoch, the share of its steps. The last report of an epoch counts as its end, unless
     the epoch before it had more steps."""
-    found = np.full(len(epochs), np.nan)
+    trained = np.full(len(epochs), np.nan)
     last_of: dict[float, float] = {}
     for epoch, step in zip(epochs, steps, strict=True):
         if epoch == epoch and step == step:
@@ -136,5 +136,5 @@ def _epochs(epochs: list[float], steps: list[float]) -> Floats:
     for place, (epoch, step) in enumerate(zip(epochs, steps, strict=True)):
         if epoch in begins and step == step:
             start, length = begins[epoch]
-            found[place] = epoch + min(max((step - start) / length, 0.0), 1.0)
-    return found
+            trained[place] = epoch + min(max((step - start) / length, 0.0), 1.0)
+    return trained

@@ -20,7 +20,7 @@ DPI = 110
 
 
 def draw_page(page: PageView, folder: Path) -> list[Path]:
-    """Write the charts into a folder, as ``throughput.png`` and so axes. With several runs, ``all-throughput.png`` shows all of them, and
+    """Write the charts into a folder, as ``throughput.png`` and so on. With several runs, ``all-throughput.png`` shows all of them, and
     ``1-throughput.png`` the first.
 
     Raises OSError if the folder or a file cannot be written.

@@ -305,8 +305,8 @@ class _Turn:
         if not fleet.workers:
             start = dataclasses.replace(start, since_s=fleet.now_s)
         started = news.running or news.attempts > start.attempt
-        if not (start.told or started) and fleet.now_s - start.since_s >= OVERDUE_S:
-            start = dataclasses.replace(start, told=True)
+        if not (start.reported or started) and fleet.now_s - start.since_s >= OVERDUE_S:
+            start = dataclasses.replace(start, reported=True)
             worker = fleet.terms.worker
             needs = {"CPU": worker.cpus, "GPU": worker.gpus, **worker.others}
             self.do(

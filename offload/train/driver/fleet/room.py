@@ -136,7 +136,7 @@ class Room:
         """The worker counts that fit, and those that would fit on requested nodes; only the present count if decisions do not choose
         it."""
         least, most = self.bounds if self.terms.chosen else (placement.workers, placement.workers)
-        found: list[Option] = []
+        options: list[Option] = []
         new = 0
         for count in filter(self.terms.allowed, range(least, most + 1)):
             nodes = self._nodes_for(count, new, placement, stranded=stranded)
@@ -144,8 +144,8 @@ class Room:
             if nodes is None or there is None:
                 break
             new = len(nodes) - len(self.nodes.usable)
-            found.append(self._option(nodes, there))
-        return found
+            options.append(self._option(nodes, there))
+        return options
 
     def _nodes_for(
         self, workers: int, least_new: int, placement: Placement, *, stranded: bool
@@ -305,5 +305,5 @@ def usd_per_core(nodes: Nodes, terms: Terms) -> float | None:
     """The mean price, in dollars per hour, of a core on the nodes that only preprocess; None if no price is known."""
     only = [node for node in nodes.usable if not terms.worker.trains_on(node) and node.cpus >= 1]
     priced = [(terms.usd_per_hour.get(n.instance_type or ""), min(n.cpus, n.process_room)) for n in only]
-    each = [price / cpus for price, cpus in priced if price is not None]
-    return sum(each) / len(each) if each else None
+    prices = [price / cpus for price, cpus in priced if price is not None]
+    return sum(prices) / len(prices) if prices else None

@@ -118,7 +118,7 @@ class Start:
     since_s: float
     attempt: int = 0
     failures: int = 0
-    told: bool = False
+    reported: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
