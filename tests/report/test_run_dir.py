@@ -239,8 +239,7 @@ NOBODY = """
     import os, sys
     from pathlib import Path
     from offload.errors import OffloadError
-    from offload.report.bottleneck import verdict
-from offload.report.events import ReadyToResize
+    from offload.report.events import ReadyToResize
     from offload.report.run_dir import RunDirectory
     os.setegid(65534)
     os.seteuid(65534)

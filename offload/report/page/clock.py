@@ -25,17 +25,17 @@ class Session:
 
 
 @dataclass(frozen=True)
-class Clock:
+class RunClock:
     """The seconds of a run. ``sessions`` are in their order."""
 
     sessions: tuple[Session, ...]
 
     @staticmethod
-    def of(records: Records) -> Clock:
+    def of(records: Records) -> RunClock:
         """The clock of a run; without sessions if the directory holds no time at all."""
         times = [event.at for event in records.events] + list(records.intervals["at"])
         if not times:
-            return Clock(())
+            return RunClock(())
         starts = sorted(event.at for event in records.events if isinstance(event, RunStarted)) or [min(times)]
         starts[0] = min(starts[0], min(times))
         ends = np.sort(np.asarray(times, dtype=np.float64))
@@ -49,7 +49,7 @@ class Clock:
                     status=_status(records, began, following),
                 )
             )
-        return Clock(tuple(sessions))
+        return RunClock(tuple(sessions))
 
     @property
     def length_s(self) -> float:

@@ -20,7 +20,7 @@ PARTS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class Measurements:
     """Sums and medians over intervals. Rates are per second in which the workers stepped.
 
     Args:
@@ -107,7 +107,7 @@ def last_size(intervals: Intervals) -> NDArray[np.bool_]:
     return same
 
 
-def measured(intervals: Intervals, where: NDArray[np.bool_]) -> Measured | None:
+def measured(intervals: Intervals, where: NDArray[np.bool_]) -> Measurements | None:
     """The measurements over these intervals; None if there is no step among them."""
     where = where & usable(intervals)
     if not where.any():
@@ -135,7 +135,7 @@ def measured(intervals: Intervals, where: NDArray[np.bool_]) -> Measured | None:
         return float(values[-1]) if len(values) else None
 
     cores = last("preprocessing_cores")
-    return Measured(
+    return Measurements(
         samples=float(np.sum(samples)),
         stepping_s=stepping_s,
         samples_per_s=float(np.sum(samples)) / stepping_s,

@@ -17,7 +17,7 @@ from offload.report.events import (
     TrainingNodes,
 )
 from offload.report.json_values import items, number, text
-from offload.report.page.clock import Clock
+from offload.report.page.clock import RunClock
 from offload.report.page.records import Records
 
 Span = tuple[float, float]
@@ -71,7 +71,7 @@ class Node:
         return any(began < at_s <= ended for began, ended in self.there)
 
 
-def nodes_of(records: Records, clock: Clock) -> list[Node]:
+def nodes_of(records: Records, clock: RunClock) -> list[Node]:
     """All nodes in the order in which they came."""
     presence = _Presence()
     for event, at_s in zip(records.events, clock.seconds_of(records.events), strict=True):

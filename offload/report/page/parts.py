@@ -30,7 +30,7 @@ class Tile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class StepPart:
     """A part of a step: its share of the step time and its mean duration."""
 
     name: str
@@ -100,14 +100,14 @@ def tiles(story: Story) -> tuple[Tile, ...]:
     return tuple(tiles)
 
 
-def parts(story: Story) -> tuple[Part, ...]:
+def parts(story: Story) -> tuple[StepPart, ...]:
     """The parts of a mean step."""
     whole = story.whole
     if whole is None:
         return ()
     total = sum(whole.parts_s.values()) or 1.0
     return tuple(
-        Part(
+        StepPart(
             name=PARTS[name],
             role=PART_ROLES[name],
             share=seconds / total,

@@ -12,12 +12,12 @@ import numpy as np
 from offload.model.catalog import Catalog
 from offload.report.events import ClusterChanged, RunEvent, RunFinished, RunStarted
 from offload.report.json_values import number, table
-from offload.report.page.clock import Clock
-from offload.report.page.measured import Measured, last_size, measured, usable
+from offload.report.page.clock import RunClock
+from offload.report.page.measured import Measurements, last_size, measured, usable
 from offload.report.page.money import Prices, Spending
 from offload.report.page.nodes import Node, nodes_of
 from offload.report.page.records import Records
-from offload.report.page.what_if import Model, model_of
+from offload.report.page.what_if import RunModel, model_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +38,9 @@ class Story:
     own_prices: Mapping[str, float]
 
     @cached_property
-    def clock(self) -> Clock:
+    def clock(self) -> RunClock:
         """The run's clock."""
-        return Clock.of(self.records)
+        return RunClock.of(self.records)
 
     @cached_property
     def nodes(self) -> list[Node]:
@@ -76,12 +76,12 @@ class Story:
         return {node.node_id: node.name for node in self.nodes}
 
     @cached_property
-    def whole(self) -> Measured | None:
+    def whole(self) -> Measurements | None:
         """The measurements over the whole run; None before the first step."""
         return measured(self.records.intervals, usable(self.records.intervals))
 
     @cached_property
-    def last(self) -> Measured | None:
+    def last(self) -> Measurements | None:
         """The measurements at the run's last size. What intervals of earlier versions lack comes from the summary and the events."""
         newest = measured(self.records.intervals, last_size(self.records.intervals))
         if newest is None:
@@ -107,7 +107,7 @@ class Story:
         )
 
     @cached_property
-    def model(self) -> Model | str:
+    def model(self) -> RunModel | str:
         """The model at the run's last size, or the reason why there is none."""
         if self.last is None:
             return "no step was measured"

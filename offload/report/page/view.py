@@ -12,7 +12,7 @@ from offload.formatting import count
 from offload.model.catalog import Catalog
 from offload.report.events import RunFinished
 from offload.report.json_values import text
-from offload.report.page.charts.chart import POINTS, Chart, Line, time_axis, value_axis
+from offload.report.page.charts.chart import POINTS, Chart, ChartLine, time_axis, value_axis
 from offload.report.page.charts.run_charts import bins_of, busy, cost, sizes, step_parts, throughput
 from offload.report.page.compare import comparison, names_of, speed_up
 from offload.report.page.measured import stalls
@@ -20,7 +20,7 @@ from offload.report.page.parts import (
     RUN_ROLES,
     EventGroup,
     Metric,
-    Part,
+    StepPart,
     Tile,
     cost_note,
     event_groups,
@@ -62,7 +62,7 @@ class RunView:
     tiles: tuple[Tile, ...]
     throughput: Chart | None
     busy: Chart | None
-    parts: tuple[Part, ...]
+    parts: tuple[StepPart, ...]
     step: Chart | None
     sizes: tuple[Chart, ...]
     comparisons: tuple[Comparison, ...]
@@ -174,7 +174,7 @@ def _together(stories: Sequence[Story], names: Sequence[str]) -> list[Chart]:
     )
     charts = []
     for column, key, title, label, unit, reading, log in shown:
-        lines: list[Line] = []
+        lines: list[ChartLine] = []
         for number, (story, name) in enumerate(zip(stories, names, strict=True)):
             intervals = story.records.intervals
             values = stalls(intervals) if column == "stall" else intervals[column]

@@ -17,7 +17,7 @@ from offload.model.catalog import NodeType, Shape
 from offload.model.goodput import OVERLAP, JointGoodput
 from offload.model.input_rate import REMOTE_CORE_SECONDS_PER_BYTE, InputRate
 from offload.model.step_time import StepTime
-from offload.report.page.measured import Measured
+from offload.report.page.measured import Measurements
 from offload.report.page.money import Prices
 from offload.report.page.nodes import Node
 
@@ -59,7 +59,7 @@ class Kind:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class RunModel:
     """The model of a run at its last size.
 
     Args:
@@ -70,7 +70,7 @@ class Model:
         input_samples_per_s: the input's rate on these nodes.
     """
 
-    measured: Measured
+    measured: Measurements
     kinds: Mapping[str, Kind]
     now: Mapping[str, int]
     input: InputRate
@@ -110,7 +110,7 @@ class Model:
         return Shape({self.kinds[name].type: count for name, count in nodes.items() if count})
 
 
-def model_of(measured: Measured, nodes: Sequence[Node], prices: Prices) -> Model | str:
+def model_of(measured: Measurements, nodes: Sequence[Node], prices: Prices) -> RunModel | str:
     """The model of a run on these nodes, or the reason in words why the run's records do not support one."""
     training = [node for node in nodes if node.training]
     if not nodes or not training:
@@ -139,16 +139,16 @@ def model_of(measured: Measured, nodes: Sequence[Node], prices: Prices) -> Model
         host_cpus_per_worker=max(reserved, 0.0) / measured.workers,
         remote_core_seconds_per_byte=REMOTE_CORE_SECONDS_PER_BYTE,
     )
-    return Model(measured=measured, kinds=kinds, now=dict(counts), input=input_rate, input_samples_per_s=rate)
+    return RunModel(measured=measured, kinds=kinds, now=dict(counts), input=input_rate, input_samples_per_s=rate)
 
 
-def alone(model: Model) -> Predicted | None:
+def alone(model: RunModel) -> Predicted | None:
     """The same accelerators without the nodes beside them; None if there are no such nodes."""
     hosts = {name: count for name, count in model.now.items() if model.kinds[name].type.gpus}
     return None if hosts == dict(model.now) else model.at(hosts)
 
 
-def best_step(model: Model) -> tuple[str, int, Predicted] | None:
+def best_step(model: RunModel) -> tuple[str, int, Predicted] | None:
     """The best change of the CPU nodes: (kind, difference of their count, prediction); None if no change is worth it.
 
     While the input binds, more nodes of the kind that the run has, or of the best kind in the catalog: those with the least dollars per
@@ -180,7 +180,7 @@ def best_step(model: Model) -> tuple[str, int, Predicted] | None:
     return min((step for step in steps if step[2].samples_per_s >= KNEE * most), key=lambda step: step[1])
 
 
-def more_cores(model: Model) -> tuple[int, Predicted] | None:
+def more_cores(model: RunModel) -> tuple[int, Predicted] | None:
     """Twice the preprocessing cores, wherever they come from: for runs whose kinds of nodes nobody sells by name."""
     cores = model.measured.cores or 0
     host = next(name for name in model.now if model.kinds[name].type.gpus)
@@ -192,7 +192,7 @@ def more_cores(model: Model) -> tuple[int, Predicted] | None:
     return None if predicted is None else (cores, predicted)
 
 
-def _fewer(model: Model, now: Predicted, beside: Sequence[str]) -> tuple[str, int, Predicted] | None:
+def _fewer(model: RunModel, now: Predicted, beside: Sequence[str]) -> tuple[str, int, Predicted] | None:
     steps = []
     for kind in beside:
         for less in range(1, model.now[kind] + 1):
@@ -202,7 +202,7 @@ def _fewer(model: Model, now: Predicted, beside: Sequence[str]) -> tuple[str, in
     return min(steps, key=lambda step: step[1], default=None)
 
 
-def _input_rate(measured: Measured) -> float | None:
+def _input_rate(measured: Measurements) -> float | None:
     """The rate of the input. While workers wait for it, it follows from the step time, so that the model gives the measured rate."""
     known = [rate for rate in (measured.input_ceiling, measured.input_pace) if rate is not None]
     if measured.stall < INPUT_BOUND:

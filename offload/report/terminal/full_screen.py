@@ -81,7 +81,7 @@ class FullScreen(LiveLine):
         self._on_screen.__enter__()
         self._screen.start()
         sys.stdout, sys.stderr = (
-            _Held(stream, lambda line, name=name: self._held.append((name, line)))  # type: ignore[misc]
+            _HeldStream(stream, lambda line, name=name: self._held.append((name, line)))  # type: ignore[misc]
             for name, stream in zip(("stdout", "stderr"), self._streams, strict=True)
         )
         self._drawing.start()
@@ -91,7 +91,7 @@ class FullScreen(LiveLine):
         self._ended.set()
         self._drawing.join()
         for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, _Held):
+            if isinstance(stream, _HeldStream):
                 stream.end()
         sys.stdout, sys.stderr = self._streams
         with contextlib.suppress(OSError):  # the terminal may be closed
@@ -140,7 +140,7 @@ class FullScreen(LiveLine):
         return Group(status, shown) if self._status else shown
 
 
-class _Held:
+class _HeldStream:
     """A stream whose lines go to ``line``. For everything else it is the stream that it stands for."""
 
     def __init__(self, stream: Any, line: Callable[[str], None]) -> None:

@@ -67,7 +67,7 @@ def _usd(value: float | None) -> str:
 
 
 @dataclass(frozen=True)
-class _Column:
+class _PlanColumn:
     """A column of the table: its text for a candidate, and whether it adds information if ``best`` is the recommended one."""
 
     cell: Callable[[dict[str, Any]], str]
@@ -75,19 +75,21 @@ class _Column:
 
 
 _COLUMNS = {
-    "workers ×\nbatch × micro": _Column(lambda c: f"{c['workers']} × {c['local_batch_size']} × {c['accum_steps'] + 1}"),
-    "samples/s\n(95 %)": _Column(
+    "workers ×\nbatch × micro": _PlanColumn(
+        lambda c: f"{c['workers']} × {c['local_batch_size']} × {c['accum_steps'] + 1}"
+    ),
+    "samples/s\n(95 %)": _PlanColumn(
         lambda c: (
             f"{_figure(c['samples_per_s'])} ({_figure(c['samples_per_s_low'])}–{_figure(c['samples_per_s_high'])})"
         )
     ),
-    "stall": _Column(lambda c: f"{c['stall']:.0%}"),
-    "binds": _Column(lambda c: str(c["bottleneck"])),
-    "goodput": _Column(
+    "stall": _PlanColumn(lambda c: f"{c['stall']:.0%}"),
+    "binds": _PlanColumn(lambda c: str(c["bottleneck"])),
+    "goodput": _PlanColumn(
         lambda c: _figure(c["goodput"]), lambda best: best["goodput"] < GOODPUT_DIFFERS * best["samples_per_s"]
     ),
-    "$/h": _Column(lambda c: f"{c['usd_per_hour']:,.2f}"),
-    "$ per\nmillion": _Column(lambda c: _usd(c["usd_per_million_samples"])),
-    "hours": _Column(lambda c: _figure(c["hours"]), lambda best: best["hours"] is not None),
-    "$": _Column(lambda c: _usd(c["usd"]), lambda best: best["usd"] is not None),
+    "$/h": _PlanColumn(lambda c: f"{c['usd_per_hour']:,.2f}"),
+    "$ per\nmillion": _PlanColumn(lambda c: _usd(c["usd_per_million_samples"])),
+    "hours": _PlanColumn(lambda c: _figure(c["hours"]), lambda best: best["hours"] is not None),
+    "$": _PlanColumn(lambda c: _usd(c["usd"]), lambda best: best["usd"] is not None),
 }

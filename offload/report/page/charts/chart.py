@@ -27,7 +27,7 @@ Values = tuple[float | None, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class ChartLine:
     """One line, or a band if it has ``low`` and ``high``.
 
     Args:
@@ -122,7 +122,7 @@ class Chart:
     reading: str
     x: Axis
     y: Axis
-    lines: tuple[Line, ...]
+    lines: tuple[ChartLine, ...]
     marks: tuple[Mark, ...] = ()
     tall: bool = False
 
@@ -146,7 +146,7 @@ def time_axis(length_s: float) -> Axis:
 
 def value_axis(
     label: str,
-    lines: Sequence[Line],
+    lines: Sequence[ChartLine],
     *,
     unit: str = "",
     zero: bool = True,
@@ -205,7 +205,7 @@ class Bins:
         groups = np.zeros(len(edges)) if group is None else np.asarray(group)[edges]
         return Bins(which, tuple(middle), tuple(int(place) for place in np.flatnonzero(np.diff(groups) != 0) + 1))
 
-    def line(self, name: str, role: str, values: ArrayLike, *, ranges: bool = True, **style: bool) -> Line:
+    def line(self, name: str, role: str, values: ArrayLike, *, ranges: bool = True, **style: bool) -> ChartLine:
         """A line of the bins' means, with their least and greatest values as its range. It omits values that are not finite."""
         y = np.asarray(values, dtype=np.float64)
         known = np.isfinite(y)
@@ -218,7 +218,7 @@ class Bins:
         np.maximum.at(high, which, y[known])
         mean = np.divide(sums, counts, out=np.full(size, np.nan), where=counts > 0)
         wide = ranges and bool((counts > 1).any())
-        return Line(
+        return ChartLine(
             name=name,
             role=role,
             x=self.broken(self.x),

@@ -10,7 +10,7 @@ import numpy as np
 from offload.formatting import figure
 from offload.report.events import MetricsReported
 from offload.report.json_values import number
-from offload.report.page.charts.chart import POINTS, Axis, Chart, Line, time_axis, value_axis, values_of
+from offload.report.page.charts.chart import POINTS, Axis, Chart, ChartLine, time_axis, value_axis, values_of
 from offload.report.page.records import Floats, Intervals
 from offload.report.page.story import Story
 
@@ -71,7 +71,7 @@ def charts_of(name: str, points: list[tuple[str, str, Points]], length_s: float,
             places, values = metric.against(what)
             if len(places):
                 lines.append(
-                    Line(name=run, role=role, x=values_of(places), y=values_of(values), dots=len(places) <= 60)
+                    ChartLine(name=run, role=role, x=values_of(places), y=values_of(values), dots=len(places) <= 60)
                 )
         if not lines:
             continue
@@ -94,7 +94,7 @@ def last_value(points: Points) -> str:
     return figure(float(known[-1])) if len(known) else "not finite"
 
 
-def _axis(what: str, lines: list[Line], length_s: float) -> Axis:
+def _axis(what: str, lines: list[ChartLine], length_s: float) -> Axis:
     if what == "time":
         return time_axis(length_s)
     high = max((x for line in lines for x in line.x if x is not None), default=1.0)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from offload.report.page.charts.chart import Axis, Chart, Line
+from offload.report.page.charts.chart import Axis, Chart, ChartLine
 from offload.report.page.view import PageView
 
 COLORS = {
@@ -75,13 +75,13 @@ def draw_chart(chart: Chart, file: Path | BinaryIO) -> None:
         figure.savefig(file, dpi=DPI, format="png")
 
 
-def _handle(line: Line) -> Any:
+def _handle(line: ChartLine) -> Any:
     from matplotlib.lines import Line2D
 
     return Line2D([], [], color=COLORS[line.role], lw=6 if line.filled else 1.6, ls="--" if line.dash else "-")
 
 
-def _draw_line(axes: Any, line: Line) -> None:
+def _draw_line(axes: Any, line: ChartLine) -> None:
     color = COLORS[line.role]
     x = [math.nan if value is None else value for value in line.x]
     y = [math.nan if value is None else value for value in line.y]

@@ -7,7 +7,17 @@ import numpy as np
 from offload.formatting import GOODPUT_DIFFERS, duration, moment
 from offload.report.events import ClusterChanged, RunStarted
 from offload.report.json_values import number
-from offload.report.page.charts.chart import POINTS, Bins, Chart, Line, Mark, merged, time_axis, value_axis, values_of
+from offload.report.page.charts.chart import (
+    POINTS,
+    Bins,
+    Chart,
+    ChartLine,
+    Mark,
+    merged,
+    time_axis,
+    value_axis,
+    values_of,
+)
 from offload.report.page.measured import PARTS, other_s, stalls
 from offload.report.page.records import Floats
 from offload.report.page.story import Story
@@ -121,7 +131,7 @@ def step_parts(story: Story, bins: Bins) -> Chart:
         if np.nansum(column) > 0.001 * np.nansum(whole):
             shown = np.isfinite(share)
             lines.append(
-                Line(
+                ChartLine(
                     name=PARTS[name],
                     role=PART_ROLES[name],
                     x=bins.broken(bins.x),
@@ -199,12 +209,12 @@ def cost(story: Story) -> Chart | None:
     edges = sorted({0.0, length_s, *(t for began, ended, _ in spending.spans for t in (began, ended))})
     if len(edges) > POINTS:
         edges = list(np.linspace(0.0, length_s, POINTS))
-    lines = [Line(name="spent", role="measured", x=tuple(edges), y=values_of(spending.up_to(edges)))]
+    lines = [ChartLine(name="spent", role="measured", x=tuple(edges), y=values_of(spending.up_to(edges)))]
     end_s = length_s
     if story.usd_at_end is not None and story.progress is not None and story.usd is not None:
         end_s = length_s + story.progress[1]
         lines.append(
-            Line(name="expected", role="input", x=(length_s, end_s), y=(story.usd, story.usd_at_end), dash=True)
+            ChartLine(name="expected", role="input", x=(length_s, end_s), y=(story.usd, story.usd_at_end), dash=True)
         )
     return Chart(
         key="cost",
@@ -226,7 +236,7 @@ def _cores_in_events(story: Story) -> Floats:
     return cores
 
 
-def _known(line: Line) -> bool:
+def _known(line: ChartLine) -> bool:
     return any(value is not None for value in line.y)
 
 

@@ -48,12 +48,12 @@ from offload.train.driver.fleet.messages import (
     TellNotStarted,
     WorkersWanted,
 )
-from offload.train.driver.fleet.nodes import Change, Nodes
+from offload.train.driver.fleet.nodes import KnownNodes, NodesChange
 from offload.train.driver.fleet.room import missing_at_start, start_on, task_cpus, usd_per_core
 from offload.train.driver.fleet.state import (
     Committing,
     Fleet,
-    Group,
+    GroupState,
     MakingRoom,
     Phase,
     Request,
@@ -125,7 +125,7 @@ def _start(state: Starting, event: Event) -> tuple[State, tuple[Action, ...]]:
                 "actors (ray.kill) and the iterations over DataLoaders before fit(), or give Ray more CPUs."
             ) from None
         return dataclasses.replace(state, since_s=since_s, ours_since_s=ours_since_s), (shown,)
-    nodes, events = Nodes.at_start(event.nodes, terms.selection, event.now_s)
+    nodes, events = KnownNodes.at_start(event.nodes, terms.selection, event.now_s)
     # Without a range, the run keeps the workers that fit at the start, and has fewer only after it lost nodes.
     bounds = terms.bounds if terms.chosen else (1, placement.workers)
     used = Counter({n.node_id: cores for n, cores in zip(nodes.usable, placement.cores_by_node, strict=True) if cores})
@@ -246,7 +246,7 @@ class _Turn:
         news = event.news
         for reported in news.events:
             self._measure_restart(reported)
-        group = Group(
+        group = GroupState(
             attempt=news.attempts,
             workers=news.group.workers,
             running=news.running,
@@ -339,7 +339,7 @@ class _Turn:
             self._make_room(self.fleet.placement, at_once=True)
         self._ask()  # last: requests pause during a change
 
-    def _follow(self, change: Change) -> None:
+    def _follow(self, change: NodesChange) -> None:
         """Follow a change of the usable nodes."""
         usd = usd_per_core(self.fleet.nodes, self.fleet.terms)
         self._set(usd_per_core=self.fleet.usd_per_core if usd is None else usd)

@@ -22,7 +22,7 @@ from offload.report.events import NodeExcluded, RunEvent, ShortOfMemory
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class NodesChange:
     """A change of the usable nodes: the names of nodes that left, are about to leave, or joined."""
 
     left: tuple[str, ...]
@@ -48,7 +48,7 @@ class Selection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nodes:
+class KnownNodes:
     """The cluster's nodes as a run knows them.
 
     Args:
@@ -76,7 +76,7 @@ class Nodes:
     @classmethod
     def at_start(
         cls, nodes: Sequence[NodeResources], selection: Selection, now_s: float
-    ) -> tuple[Nodes, list[RunEvent]]:
+    ) -> tuple[KnownNodes, list[RunEvent]]:
         """The nodes at the start of a run, and events about them."""
         gpu_type = _gpu_type(nodes, selection, None)
         usable = within_memory(nodes_for(nodes, gpu_type))
@@ -110,7 +110,7 @@ class Nodes:
         enough: Callable[[Sequence[NodeResources]], bool],
         now_s: float,
         process_bytes: float = PROCESS_BYTES,
-    ) -> tuple[Nodes, Change | None, list[RunEvent]]:
+    ) -> tuple[KnownNodes, NodesChange | None, list[RunEvent]]:
         """Follow the cluster. The change is None if the usable nodes are the same.
 
         Args:
@@ -133,14 +133,14 @@ class Nodes:
         events += _short_of_memory(self.usable, usable, process_bytes)
         before = {node.node_id: node.name for node in self.usable}
         there = {node.node_id for node in alive}
-        change = Change(
+        change = NodesChange(
             left=tuple(name for node_id, name in before.items() if node_id not in there),
             leaving=tuple(node.name for node in alive if node.node_id in nodes.noticed),
             joined=tuple(node.name for node in usable if node.node_id not in before),
         )
         return dataclasses.replace(nodes, gpu_type=gpu_type, usable=usable), change, events
 
-    def _with_losses(self, alive: Sequence[NodeResources], used: Collection[str], now_s: float) -> Nodes:
+    def _with_losses(self, alive: Sequence[NodeResources], used: Collection[str], now_s: float) -> KnownNodes:
         there = {node.node_id for node in alive}
         lost = [node for node in self.alive if node.node_id not in there and node.node_id in used]
         unannounced = [n.name for n in lost if n.node_id not in self.noticed and not self._has_a_sibling(n)]
@@ -156,7 +156,7 @@ class Nodes:
 
     def _with_exclusions(
         self, failing: Collection[str], enough: Callable[[Sequence[NodeResources]], bool], now_s: float
-    ) -> tuple[Nodes, list[RunEvent]]:
+    ) -> tuple[KnownNodes, list[RunEvent]]:
         flapping = self.losses.flapping(now_s)
         nodes = dataclasses.replace(self, flapping=self.flapping & flapping)  # forgotten machines may come again
         events: list[RunEvent] = []

@@ -13,7 +13,7 @@ from offload.adapt.situation import Option
 from offload.errors import ConfigError
 from offload.model.bundle import GPU_TYPE, Bundle, bundle_of
 from offload.model.placement import NodeResources, Placement, WorkerResources, on_fewest_nodes, place_workers
-from offload.train.driver.fleet.nodes import Nodes, Selection
+from offload.train.driver.fleet.nodes import KnownNodes, Selection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class Room:
 
     terms: Terms
     bounds: tuple[int, int]
-    nodes: Nodes
+    nodes: KnownNodes
     core_cpus: float
     used: Counter[str]
     speeds: Mapping[str, float]
@@ -230,7 +230,7 @@ def start_on(nodes: Sequence[NodeResources], terms: Terms, bounds: tuple[int, in
             f"scaling_config asks for accelerator_type={terms.gpu_type!r}, and the cluster's GPUs are "
             f"{', '.join(kinds) or 'none'}: pass one of these, or add nodes with that one."
         )
-    usable = Nodes.at_start(nodes, terms.selection, 0.0)[0].usable
+    usable = KnownNodes.at_start(nodes, terms.selection, 0.0)[0].usable
     return place_most(usable, terms.worker, bounds, terms.allowed)
 
 
@@ -301,7 +301,7 @@ def usd_per_hour(
     return None if None in known else sum(price for price in known if price is not None)
 
 
-def usd_per_core(nodes: Nodes, terms: Terms) -> float | None:
+def usd_per_core(nodes: KnownNodes, terms: Terms) -> float | None:
     """The mean price, in dollars per hour, of a core on the nodes that only preprocess; None if no price is known."""
     only = [node for node in nodes.usable if not terms.worker.trains_on(node) and node.cpus >= 1]
     priced = [(terms.usd_per_hour.get(n.instance_type or ""), min(n.cpus, n.process_room)) for n in only]

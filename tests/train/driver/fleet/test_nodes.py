@@ -21,7 +21,7 @@ from offload.model.placement import (
     place_workers,
 )
 from offload.report.events import NodeExcluded, ShortOfMemory
-from offload.train.driver.fleet.nodes import Change, Nodes, Selection
+from offload.train.driver.fleet.nodes import KnownNodes, NodesChange, Selection
 from tests.train.driver.fleet.made_up import WORKER, cpu_node, gpu_node
 
 GIB = 1 << 30
@@ -33,7 +33,7 @@ class Cluster:
     def __init__(self, *nodes: NodeResources, mixed: bool = False, workers: int = 2) -> None:
         self.now_s = 0.0
         selection = Selection(worker=WORKER, most=workers, mixed=mixed)
-        self.nodes, self.told = Nodes.at_start(nodes, selection, 0.0)
+        self.nodes, self.told = KnownNodes.at_start(nodes, selection, 0.0)
 
     def look(
         self,
@@ -41,7 +41,7 @@ class Cluster:
         leaving: Sequence[str] = (),
         failing: Sequence[str] = (),
         process_bytes: int = PROCESS_BYTES,
-    ) -> Change | None:
+    ) -> NodesChange | None:
         self.nodes, change, told = self.nodes.followed(
             nodes,
             leaving=leaving,
@@ -80,7 +80,7 @@ def test_nodes_whose_memory_holds_fewer_processes_than_seemed_give_fewer_cores()
     cluster = Cluster(gpu, small)
     assert cluster.told == []
     assert cluster.look(gpu, small, process_bytes=GIB // 4) is None
-    assert cluster.look(gpu, small, process_bytes=GIB) == Change(left=(), leaving=(), joined=())
+    assert cluster.look(gpu, small, process_bytes=GIB) == NodesChange(left=(), leaving=(), joined=())
     assert place_workers(cluster.nodes.usable, WORKER, (1, 1)).cores_by_node == (3, 3)
     (told,) = cluster.told
     assert told == ShortOfMemory(nodes=["small"], cores=[3], process_bytes=GIB)
