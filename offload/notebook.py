@@ -28,8 +28,8 @@ from offload.report.page.charts.chart import Chart
 from offload.report.page.charts.pictures import draw_chart
 from offload.report.page.charts.plan_chart import draw_plan
 from offload.report.page.html import rendered
+from offload.report.page.page_view import PageView, page_of
 from offload.report.page.records import read_run
-from offload.report.page.view import PageView, page_of
 from offload.report.run_dir import to_json
 from offload.report.terminal.plan_table import format_plan
 from offload.report.terminal.probe_text import format_probe

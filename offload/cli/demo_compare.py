@@ -24,9 +24,9 @@ from offload.prices import built_in
 from offload.report.page.charts.chart import Chart, ChartLine, time_axis, value_axis
 from offload.report.page.charts.pictures import draw_chart
 from offload.report.page.html import rendered
+from offload.report.page.page_view import page_of
 from offload.report.page.records import read_run
 from offload.report.page.tables import Table
-from offload.report.page.view import page_of
 from offload.report.run_dir import to_json
 from offload.report.terminal.live_line import stderr_console
 

@@ -12,8 +12,8 @@ from offload.errors import ConfigError
 from offload.model.checks import check_number
 from offload.prices import load_catalog
 from offload.report.page.html import rendered
+from offload.report.page.page_view import document_of, page_of
 from offload.report.page.records import read_run
-from offload.report.page.view import document_of, page_of
 from offload.report.run_dir import REPORT
 
 SEVERAL = "offload-report.html"

@@ -136,8 +136,8 @@ def test_nobody_reports_an_event_as_text() -> None:
 
 def test_events_of_another_version_stand_on_the_page(tmp_path: Path) -> None:
     from offload.prices import built_in
+    from offload.report.page.page_view import page_of
     from offload.report.page.records import read_run
-    from offload.report.page.view import page_of
 
     write_event(tmp_path, "run_started", workers=1)
     write_event(tmp_path, "gone_fishing", rank=0, where="the lake")

@@ -58,7 +58,7 @@ from offload.report.events.membership import (
     SpotUnwatched,
     TrainingNodes,
 )
-from offload.report.events.progress import (
+from offload.report.events.training import (
     CheckpointWritten,
     DataPrinted,
     FirstBatch,

@@ -13,7 +13,7 @@ from offload.model.catalog import Catalog
 from offload.prices import built_in
 from offload.report.events import RunStarted
 from offload.report.json_values import number, table
-from offload.report.page.nodes import Node
+from offload.report.page.node_history import Node
 from offload.report.page.records import Floats, Records
 
 

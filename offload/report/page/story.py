@@ -15,7 +15,7 @@ from offload.report.json_values import number, table
 from offload.report.page.clock import RunClock
 from offload.report.page.measured import Measurements, last_size, measured, usable
 from offload.report.page.money import Prices, Spending
-from offload.report.page.nodes import Node, nodes_of
+from offload.report.page.node_history import Node, nodes_of
 from offload.report.page.records import Records
 from offload.report.page.what_if import RunModel, model_of
 

@@ -16,7 +16,7 @@ from offload.report.events import (
     WorkersResumed,
 )
 from offload.report.json_values import number, table, text
-from offload.report.page.nodes import Span
+from offload.report.page.node_history import Span
 from offload.report.page.story import Story
 
 MOST_LANES = 40

@@ -19,7 +19,7 @@ from offload.model.input_rate import REMOTE_CORE_SECONDS_PER_BYTE, InputRate
 from offload.model.step_time import StepTime
 from offload.report.page.measured import Measurements
 from offload.report.page.money import Prices
-from offload.report.page.nodes import Node
+from offload.report.page.node_history import Node
 
 MOST_NODES = 32  # further nodes that an advice considers
 KNEE = 0.97  # share of the best reachable rate with which an advice is content

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from offload.prices import built_in
 from offload.report.page.clock import RunClock, Session
-from offload.report.page.nodes import nodes_of
+from offload.report.page.node_history import nodes_of
 from offload.report.page.records import read_run
 from offload.report.page.story import Story
 from tests.report.runs import START, Writer, cpu_node, eventful, gpu_node, plain

@@ -16,9 +16,9 @@ from offload.prices import built_in
 from offload.report.events import GROUPS, read_event
 from offload.report.page.charts.metric_charts import points_of
 from offload.report.page.compare import batch_rates, names_of, speed_up
+from offload.report.page.page_view import RunView, document_of, page_of
 from offload.report.page.records import read_run
 from offload.report.page.story import Story
-from offload.report.page.view import RunView, document_of, page_of
 from offload.report.run_dir import RunDirectory, to_json
 from tests.report.runs import START, Writer, eventful, plain
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from offload.report.page.charts.chart import Axis, Chart, ChartLine
-from offload.report.page.view import PageView
+from offload.report.page.page_view import PageView
 
 COLORS = {
     "measured": "#17181c", "input": "#d55e00", "device": "#0072b2", "stall": "#d55e00", "other": "#9aa0ac", "a": "#009e73",

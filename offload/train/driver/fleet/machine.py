@@ -28,6 +28,7 @@ from offload.report.events import (
     RunEvent,
     WorkerCountWanted,
 )
+from offload.train.driver.fleet.known_nodes import KnownNodes, NodesChange
 from offload.train.driver.fleet.messages import (
     Action,
     Ask,
@@ -48,7 +49,6 @@ from offload.train.driver.fleet.messages import (
     TellNotStarted,
     WorkersWanted,
 )
-from offload.train.driver.fleet.nodes import KnownNodes, NodesChange
 from offload.train.driver.fleet.room import missing_at_start, start_on, task_cpus, usd_per_core
 from offload.train.driver.fleet.state import (
     Committing,

@@ -13,7 +13,7 @@ from offload.adapt.situation import Option
 from offload.errors import ConfigError
 from offload.model.bundle import GPU_TYPE, Bundle, bundle_of
 from offload.model.placement import NodeResources, Placement, WorkerResources, on_fewest_nodes, place_workers
-from offload.train.driver.fleet.nodes import KnownNodes, Selection
+from offload.train.driver.fleet.known_nodes import KnownNodes, Selection
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any
 from offload.adapt.situation import Option
 from offload.model.batch_split import BatchSplit
 from offload.model.placement import Placement
-from offload.train.driver.fleet.nodes import KnownNodes
+from offload.train.driver.fleet.known_nodes import KnownNodes
 from offload.train.driver.fleet.room import Room, Terms
 from offload.train.messages import Orders
 

@@ -21,7 +21,7 @@ from offload.model.placement import (
     place_workers,
 )
 from offload.report.events import NodeExcluded, ShortOfMemory
-from offload.train.driver.fleet.nodes import KnownNodes, NodesChange, Selection
+from offload.train.driver.fleet.known_nodes import KnownNodes, NodesChange, Selection
 from tests.train.driver.fleet.made_up import WORKER, cpu_node, gpu_node
 
 GIB = 1 << 30
