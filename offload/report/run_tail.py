@@ -76,7 +76,7 @@ def parsed(data: bytes) -> Any:
     Raises ValueError or RecursionError if there is none.
     """
     document = json.loads(data)
-    if any(mark in data for mark in (b"\\ud", b"\\uD", b"\xed")):  # next to no line
+    if any(mark in data for mark in (b"\\ud", b"\\uD", b"\xed")):  # rare, and costs a second pass
         document = json.loads(json.dumps(document, ensure_ascii=False).encode(errors="replace"))
     return document
 

@@ -69,7 +69,7 @@ class RunClock:
         return within
 
     def seconds_of(self, events: Sequence[RunEvent]) -> list[float]:
-        """Seconds of the run at each of these events: of many at once, as one by one takes seconds in a long run."""
+        """Return the seconds of the run at which these events happened. One call for all is fast; a long run has many events."""
         seconds: list[float] = self.seconds([event.at for event in events]).tolist()
         return seconds
 

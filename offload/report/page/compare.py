@@ -67,7 +67,7 @@ def speed_up(first: Story, other: Story) -> SpeedUp | None:
         return SpeedUp(ratio=ratio, low=math.exp(middle), high=math.exp(middle))
     freedom = (va + vb) ** 2 / (va**2 / (len(a) - 1) + vb**2 / (len(b) - 1))
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * math.sqrt(va + vb)
-    # Of the same batches as the interval, so that it lies within.
+    # The ratio comes from the same batches as its interval. From all intervals, it could lie outside.
     return SpeedUp(ratio=math.exp(middle), low=math.exp(middle - half), high=math.exp(middle + half))
 
 
@@ -104,7 +104,7 @@ def comparison(stories: Sequence[Story], names: Sequence[str]) -> Table:
 
 
 def names_of(stories: Sequence[Story]) -> list[str]:
-    """A name for each run: the last part of its path, with as many parts before it as tell runs of one name apart."""
+    """Return a name for each run: the last part of its path, and enough parts before it to be unique."""
     paths = [story.records.path for story in stories]
     names = [path.name or str(path) for path in paths]
     for place, path in enumerate(paths):

@@ -72,13 +72,14 @@ def usable(intervals: Intervals) -> NDArray[np.bool_]:
 
 
 def workers_of(intervals: Intervals) -> Floats:
-    """The workers of each interval; NaN for none, as a damaged line may have it."""
+    """The workers of each interval; NaN where a damaged line has none."""
     workers: Floats = np.where(intervals["workers"] >= 1, intervals["workers"], np.nan)
     return workers
 
 
 def samples_of(intervals: Intervals) -> Floats:
     """The samples of each interval."""
+    # The rate is per second of one worker, and the step time the sum over all workers.
     samples: Floats = intervals["samples_per_s"] * intervals["step_time_s"] / workers_of(intervals)
     return samples
 
@@ -100,7 +101,7 @@ def last_size(intervals: Intervals) -> NDArray[np.bool_]:
     for name in ("workers", "local_batch_size", "accum_steps", "preprocessing_cores"):
         column = np.nan_to_num(intervals[name], nan=-1.0)
         same &= column == column[places[-1]]
-    # Only an unbroken stretch up to the end: earlier ones at the same size may have had other nodes.
+    # Keep only the unbroken stretch up to the end. Earlier intervals at the same size may have had other nodes.
     other = np.flatnonzero(sound & ~same)
     if len(other):
         same[: other[-1] + 1] = False

@@ -34,7 +34,7 @@ class Prices:
     @staticmethod
     def of(records: Records, catalog: Catalog, own: Mapping[str, float]) -> Prices:
         """The prices that hold for a run."""
-        # A run writes down the built-in prices, too. Those of a catalog file are newer: somebody asks for them now.
+        # A run also records the built-in prices. A price of the user's own catalog overrides them: the user passes it now.
         ours = built_in().nodes
         newer = {
             name

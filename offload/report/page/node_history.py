@@ -111,7 +111,7 @@ class _Presence:
                 self._says_training = True
                 self._train([node.node_id for node in self._nodes_of(event.nodes)], at_s)
             case FirstStep() if not self._says_training:
-                # Runs of earlier versions do not say where workers are. GPUs tell, and so does a single node.
+                # Runs of earlier versions do not name the workers' nodes. They are those with GPUs, or the only node.
                 present = [node for node in self.nodes.values() if (node.node_id, "there") in self._open]
                 hosts = [node for node in present if node.gpus] or (present if len(present) == 1 else [])
                 self._train([node.node_id for node in hosts], at_s)

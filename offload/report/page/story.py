@@ -1,4 +1,4 @@
-"""One run as the page tells it: its records with their clock, nodes, money and words."""
+"""One run and everything that follows from its records: clock, nodes, cost, measurements and events in words."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from offload.report.bottleneck import READING_BINDS, verdict
 from offload.report.json_values import number
 from offload.report.page.money import unpriced
 from offload.report.page.story import Story
-from offload.report.page.what_if import Predicted, alone, best_step, more_cores
+from offload.report.page.what_if import WORTH_IT, Predicted, alone, best_step, more_cores
 
 DEARER = 1.02  # relative price of a sample from which on an advice says that it costs more
 
@@ -34,7 +34,7 @@ def bottleneck(story: Story) -> str:
             f"{share(whole.stall)}."
         )
     blocked = whole.blocked
-    if blocked is None:  # intervals of earlier versions do not tell
+    if blocked is None:  # earlier versions did not record it per interval
         inputs = story.records.summary.get("input")
         shares = [number(value.get("blocked")) for value in _values(inputs) if isinstance(value, dict)]
         blocked = max((value for value in shares if value == value), default=0.0)
@@ -70,10 +70,10 @@ def what_next(story: Story) -> str:
             "Next: nodes with a faster network, or smaller samples: more cores would not help, as the network is full."
         )
     doubled = more_cores(model)
-    if doubled is not None and doubled[1].samples_per_s > 1.03 * last.samples_per_s:
+    if doubled is not None and doubled[1].samples_per_s > (1 + WORTH_IT) * last.samples_per_s:
         cores, predicted = doubled
         return f"Next: {count(cores, 'more preprocessing core')}: {_effect(story, predicted)}."
-    return "Next: nothing that the model knows would raise the rate by more than 3%."
+    return f"Next: nothing that the model knows would raise the rate by more than {WORTH_IT:.0%}."
 
 
 def against_alone(story: Story) -> str:

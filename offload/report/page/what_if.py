@@ -172,7 +172,7 @@ def best_step(model: RunModel) -> tuple[str, int, Predicted] | None:
     if not steps:
         return None
     if all(step[2].usd_per_hour is not None for step in steps):
-        # Within a hundredth of the least price, the faster: nobody rents fewer nodes to save that.
+        # A hundredth of the price is not worth fewer nodes: among almost equal prices, the faster wins.
         least = min(step[2].usd_per_million or math.inf for step in steps)
         near = [step for step in steps if (step[2].usd_per_million or math.inf) <= 1.01 * least]
         return max(near, key=lambda step: step[2].samples_per_s)
@@ -181,7 +181,7 @@ def best_step(model: RunModel) -> tuple[str, int, Predicted] | None:
 
 
 def more_cores(model: RunModel) -> tuple[int, Predicted] | None:
-    """Twice the preprocessing cores, wherever they come from: for runs whose kinds of nodes nobody sells by name."""
+    """Predict the rate with twice the preprocessing cores. It serves runs whose nodes have no instance type."""
     cores = model.measured.cores or 0
     host = next(name for name in model.now if model.kinds[name].type.gpus)
     if not cores:
@@ -207,10 +207,11 @@ def _input_rate(measured: Measurements) -> float | None:
     known = [rate for rate in (measured.input_ceiling, measured.input_pace) if rate is not None]
     if measured.stall < INPUT_BOUND:
         return max(min(known), measured.samples_per_s) if known else None
-    longer, working = measured.step_s, measured.working_s
-    ratio = min(working / longer, 1.0) ** OVERLAP
-    waiting_s = longer * (1 - ratio) ** (1 / OVERLAP) if ratio < 1 else longer
-    return measured.global_batch_size / waiting_s
+    # The model adds both times as step^p = working^p + input^p, with p = OVERLAP. Solve it for the input's time of a global batch.
+    step_s, working_s = measured.step_s, measured.working_s
+    ratio = min(working_s / step_s, 1.0) ** OVERLAP
+    input_s = step_s * (1 - ratio) ** (1 / OVERLAP) if ratio < 1 else step_s
+    return measured.global_batch_size / input_s
 
 
 def _name(node: Node, trains: bool, nodes: Sequence[Node]) -> str:

@@ -144,7 +144,7 @@ class LiveLine:
 
     def _say(self, line: str) -> None:
         """Write a line. Where standard error is gone, such as that of a closed terminal, say nothing more: the run has to go on, and to
-        commit a checkpoint if it was told to end."""
+        commit a checkpoint if it is asked to end."""
         try:
             self._console.print(line, soft_wrap=True, markup=False)
         except OSError:

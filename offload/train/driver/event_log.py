@@ -227,8 +227,7 @@ class EventLog:
         return document
 
     def break_off(self, error: BaseException) -> None:
-        """Write the summary of a session that has begun, and ends with an error that nobody has told of: before its workers start, for
-        example."""
+        """Write the summary of a session that ends with an error before it could be finished, such as before its workers start."""
         if not self._under_way:
             return
         interrupted = isinstance(error, KeyboardInterrupt)

@@ -20,6 +20,7 @@ POINTS = 240  # of a line: more than a phone has pixels, and half of what a lapt
 MOST_RATIO = 1e8  # of a logarithmic axis: beyond it, a value next to 0 squeezes all others
 APART = 8.0  # ratio of the largest to the smallest line from which on an axis is logarithmic
 SPIKE = 30.0  # ratio of the largest value to the smallest line that has the same effect
+FINGER = 0.065  # of the axis: on a phone, the width of a finger
 ROLES = ("measured", "input", "device", "stall", "other", "a", "b", "c", "d", "e", "f")
 """The colours of lines by their role, as the style sheet and the pictures name them."""
 
@@ -245,7 +246,7 @@ def values_of(values: ArrayLike) -> Values:
     return tuple(float(v) if math.isfinite(v) else None for v in np.asarray(values, dtype=np.float64))
 
 
-def merged(marks: Sequence[Mark], axis: Axis, closest: float = 0.065) -> tuple[Mark, ...]:
+def merged(marks: Sequence[Mark], axis: Axis, closest: float = FINGER) -> tuple[Mark, ...]:
     """Marks that stand at least ``closest`` of the axis apart, so that a finger hits one: those of a neighbourhood become one."""
     apart: list[Mark] = []
     for mark in sorted(marks, key=lambda mark: mark.x):

@@ -24,6 +24,7 @@ from offload.report.page.story import Story
 
 GROUP_ROLES = ("a", "b", "c", "d", "e", "f")
 LEAST_PAUSE_S, PAUSE = 10.0, 5.0  # seconds, and usual intervals, without a measurement that break a line
+NEAR_ALL = 0.93  # with the margin of an axis above it, shares always show 100 %
 PART_ROLES = {"data_wait_s": "stall", "peer_wait_s": "b", "compute_s": "device", "sync_s": "c", "other_s": "other"}
 
 
@@ -112,7 +113,7 @@ def busy(story: Story, bins: Bins) -> Chart:
             "CPU cores count the CPU time of finished tasks: idle cores beside a high stall wait for storage, or the network."
         ),
         x=time_axis(story.clock.length_s),
-        y=value_axis("share of time", lines, unit="share", log=False, least_high=0.93),
+        y=value_axis("share of time", lines, unit="share", log=False, least_high=NEAR_ALL),
         lines=tuple(lines),
     )
 
@@ -147,7 +148,7 @@ def step_parts(story: Story, bins: Bins) -> Chart:
         title="Where each second of a step goes, over time",
         reading="The parts of a step's wall time, as shares. Compute near the full height means busy accelerators.",
         x=time_axis(story.clock.length_s),
-        y=value_axis("share of step time", lines, unit="share", log=False, least_high=0.93),
+        y=value_axis("share of step time", lines, unit="share", log=False, least_high=NEAR_ALL),
         lines=tuple(lines),
     )
 

@@ -287,7 +287,7 @@ class _Turn:
         if isinstance(event, CheckpointWritten):
             restart = dataclasses.replace(restart, stopped_at=event.at - event.seconds)
         elif isinstance(event, ReadyToResize):
-            # Workers that have trained nothing commit nothing, and tell no time.
+            # Workers that have trained nothing do not commit, so the cost of this change is unknown.
             restart = dataclasses.replace(restart, resized_at=restart.stopped_at or None)
         elif isinstance(event, FirstStep) and restart.resized_at is not None:
             without_steps_s = event.at - restart.resized_at
