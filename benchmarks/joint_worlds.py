@@ -19,8 +19,9 @@ import numpy as np
 from benchmarks.decision_worlds import CORE_USD, GPU_USD, JOINS, LEAVES, Cores
 from offload.adapt.cores import CorePrice, CoresLearned, InputSeen, count_cores
 from offload.adapt.decide import Keep, State, cores_meanwhile, decide
-from offload.adapt.observe import INPUT_BOUND, LEAST_STEPS, Seen, StepInterval
+from offload.adapt.observe import LEAST_STEPS, Seen, StepInterval
 from offload.adapt.situation import Objective, Option, Rules, Situation
+from offload.measure.steps import INPUT_BOUND
 from offload.model.batch_split import BatchSplit
 from offload.model.goodput import JointGoodput
 from offload.model.noise import GradientNoise

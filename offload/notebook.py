@@ -24,15 +24,15 @@ from offload.model.profile import Profile
 from offload.prices import load_catalog
 from offload.probe import profile_age
 from offload.probe.profile_age import check_usable
-from offload.report.html import rendered
-from offload.report.page.chart import Chart
+from offload.report.page.charts.chart import Chart
+from offload.report.page.charts.pictures import draw_chart
+from offload.report.page.charts.plan_chart import draw_plan
+from offload.report.page.html import rendered
+from offload.report.page.page_view import PageView, page_of
 from offload.report.page.records import read_run
-from offload.report.page.view import PageView, page_of
-from offload.report.pictures import draw_chart
-from offload.report.plan_chart import draw_plan
-from offload.report.plan_table import format_plan
-from offload.report.probe_text import format_probe
 from offload.report.run_dir import to_json
+from offload.report.terminal.plan_table import format_plan
+from offload.report.terminal.probe_text import format_probe
 from offload.train.cluster.connection import check_address
 from offload.train.driver.trainer import Trainer
 

@@ -16,7 +16,7 @@ import pytest
 
 from offload.process import forks
 from offload.process.interrupts import Interrupts, handled, install
-from offload.report.run_lock import locked
+from offload.report.run_dir import locked
 
 
 def forked(work: Callable[[], int]) -> int:

@@ -51,6 +51,7 @@ LAYERS = [
     {
         "offload.errors",
         "offload.files",
+        "offload.formatting",
         "offload.machine",
         "offload.paced",
         "offload.preload",

@@ -20,7 +20,7 @@ from offload.measure import replacement
 from offload.measure.equivalents import Constant
 from offload.measure.findings import Findings, verdict
 from offload.model.planning.advice import _BINDS
-from offload.report import live, plan_table, probe_text, summary
+from offload.report.terminal import live_line, plan_table, probe_text, summary
 from offload.train.driver.fleet.state import Phase, Starting
 from tests.helpers import ROOT
 from tests.measure.test_findings import FOUND
@@ -151,7 +151,7 @@ def test_every_part_of_the_live_line_is_explained(device: str) -> None:
         "device_ceiling_samples_per_s": 2800.0, "device": device, "workers": 4, "local_batch_size": 64, "accum_steps": 0, "stall": 0.03,
         "goodput": 2240.0,
     }  # fmt: skip
-    line = live.format_line(values)
+    line = live_line.format_line(values)
     assert line.replace("worker 2", "GPU 2") in section("The live line")
     parts = re.split(r" \| |  | \(|, |\)", line)
     quoted = quotes(section("The live line"))

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from offload.adapt.situation import Option, Rules, Situation
 from offload.adapt.worth import EXPLORED, Choice, WorthModel
+from offload.formatting import rate_shown
 from offload.model.batch_split import BatchSplit
-from offload.model.checks import rate_shown
 
 
 @dataclass(frozen=True, kw_only=True)

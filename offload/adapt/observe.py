@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from offload.measure.steps import INPUT_BOUND
 from offload.model.batch_split import BatchSplit
 from offload.model.fit import StepTimeFit, fit_step_time
 
@@ -21,7 +22,6 @@ MOST_SIZES = 32
 SETTLED_S = 10.0  # time with the same cores that makes the input's rate reliable: blocks arrive in bursts of seconds
 # An unconfirmed low share is forgotten over this time (its logarithm falls to 37 %): the cause may be gone by then.
 FORGOTTEN_S = 1800.0
-INPUT_BOUND = 0.05  # stall above which the delivered rate is the input's rate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -175,7 +175,7 @@ def run(
     The command resumes an unfinished run in the directory. Ctrl-C commits a checkpoint and ends; twice ends at once. SIGTERM and
     SIGHUP do the same. Exit codes: 0 success, 130 interrupted, 2 an error before the first step, 1 a later failure.
     """
-    from offload.report.full_screen import check_view
+    from offload.report.terminal.full_screen import check_view
     from offload.train.cluster.connection import check_address
     from offload.train.config import WorkerOverrides
 

@@ -19,9 +19,9 @@ from offload.model.planning.plans import Plan
 from offload.model.profile import Profile
 from offload.prices import load_catalog, refreshed
 from offload.probe import profile_age
-from offload.report.plan_chart import draw_plan
-from offload.report.plan_table import format_plan
+from offload.report.page.charts.plan_chart import draw_plan
 from offload.report.run_dir import to_json
+from offload.report.terminal.plan_table import format_plan
 
 CHARTS = (".png", ".svg", ".pdf")
 

@@ -20,8 +20,8 @@ from offload.model.checks import check_number
 from offload.probe import profile_age
 from offload.probe.profile_age import check_usable
 from offload.process.interrupts import INTERRUPTED
-from offload.report.probe_text import format_probe
 from offload.report.run_dir import to_json
+from offload.report.terminal.probe_text import format_probe
 
 
 @click.command()

@@ -11,10 +11,9 @@ from offload.cli.output import stdout_for_json
 from offload.errors import ConfigError
 from offload.model.checks import check_number
 from offload.prices import load_catalog
-from offload.report.html import rendered
-from offload.report.page.document import document_of
+from offload.report.page.html import rendered
+from offload.report.page.page_view import document_of, page_of
 from offload.report.page.records import read_run
-from offload.report.page.view import page_of
 from offload.report.run_dir import REPORT
 
 SEVERAL = "offload-report.html"
@@ -84,7 +83,7 @@ def report(
         _write(path, rendered(page))
         pictures = []
         if png is not None:
-            from offload.report.pictures import draw_page
+            from offload.report.page.charts.pictures import draw_page
 
             try:
                 pictures = draw_page(page, png)

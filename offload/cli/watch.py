@@ -19,9 +19,8 @@ from offload.prices import load_catalog
 from offload.process.interrupts import INTERRUPTED
 from offload.report.page.records import RunReader, check_run_dir
 from offload.report.page.story import Story
-from offload.report.page.watched import Watched, watched
 from offload.report.run_tail import RunOverError
-from offload.report.watch_screen import plain, screen
+from offload.report.terminal.watched import Watched, plain, screen, watched
 
 EVERY_S = 2.0
 PLAIN_EVERY_S = 10.0

@@ -37,7 +37,7 @@ from offload.pipeline.blocks.receiver import DirectBlocks
 from offload.pipeline.pool.packed_recipe import PackedRecipe
 from offload.pipeline.program.printed import PrintedLine
 from offload.pipeline.work.unpicklable import used
-from offload.report.streams import write_line
+from offload.report.terminal.standard_streams import write_line
 from offload.train.cluster.connection import answer
 from offload.train.cluster.ray_processes import no_new_ray
 from offload.uncaught import tells_all

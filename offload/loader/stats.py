@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from offload.model.checks import rate_shown
-
-STALLED = 0.05  # share of waiting from which on the input holds the program up
+from offload.formatting import rate_shown
+from offload.measure.steps import INPUT_BOUND
 
 
 class MadeRates(NamedTuple):
@@ -50,7 +49,7 @@ class LoaderStats:
         """The measurements in a sentence."""
         if not self.batches:
             return "no batch was read yet"
-        if self.stall < STALLED:
+        if self.stall < INPUT_BOUND:
             return f"the input keeps up: the program waited {self.stall:.1%} of its time"
         said = f"the input holds the program up: it waited {self.stall:.0%} of its time for {_cores(self.cores)}"
         if not self.core_seconds_per_sample:

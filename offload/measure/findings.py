@@ -13,23 +13,23 @@ import numpy as np
 import scipy.special
 
 from offload.errors import ConfigError, RunError
+from offload.formatting import rate_shown
 from offload.measure.equivalents import Constant, advice, faster_equivalent
 from offload.measure.sizes import FEW_STEPS, STEPS, MeasuredStep, at_whole_depth, largest_that_fits
-from offload.model.checks import rate_shown
+from offload.measure.steps import INPUT_BOUND
 from offload.model.fit import StepTimeFit, fit_step_time
 from offload.model.goodput import JointGoodput
 from offload.model.input_rate import REMOTE_CORE_SECONDS_PER_BYTE
 from offload.model.noise import GradientNoise, noise_from_gradients
-from offload.model.overlap import overlap_of_queue
+from offload.model.overlap import LEAST_VARIATION, overlap_of_queue
 from offload.model.profile import SCHEMA
 from offload.model.step_time import slowest
 
 LEAST_UNCERTAINTY = 0.01
 ONE_TASK_UNCERTAINTY = 0.4
 STEPS_WEIGHT = 4.0  # of what steps of one size tell about noise, in sizes: less than their number, since sizes differ by more than steps
-LEAST_VARIATION = 0.1  # least variation from task to task on a shared machine
+LARGE_STAGE = 0.05  # share of core-seconds from which on a verdict names a stage
 WORTH_SAYING = 0.02  # of core-seconds, saved by decoding only what crops need
-BALANCED = 0.05  # stall below which the accelerator counts as fed
 QUEUEING_OF_COMPUTING = 0.5  # cores that queue steps on a GPU, for each that computes them on a CPU: an assumption
 
 
@@ -275,7 +275,7 @@ def verdict(findings: Findings) -> list[str]:
     ]
     wanted = math.ceil(findings.gpu_ceiling * w)
     ingest = findings.ingest_ceiling
-    if findings.stall >= BALANCED:
+    if findings.stall >= INPUT_BOUND:
         said.append(f"The input binds: a step will wait for data {findings.stall:.0%} of its time.")
         if ingest < findings.gpu_ceiling:
             said.append(
@@ -294,7 +294,7 @@ def verdict(findings: Findings) -> list[str]:
             f"{wanted:,} core{'s' if wanted != 1 else ''} would be enough for it."
         )
     for name, share, _ in sorted(findings.stages, key=lambda stage: -stage[1]):
-        if share >= 0.05:
+        if share >= LARGE_STAGE:
             better = faster_equivalent(name)
             said.append(f"{name}: {share:.0%} of core-seconds{f'; {better}' if better else ''}.")
     saved = 1 - 1 / (findings.exact_over_auto or 1.0)

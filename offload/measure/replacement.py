@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from offload.formatting import rate_shown
 from offload.measure.equivalents import DropIn
-from offload.measure.findings import BALANCED, Findings
-from offload.model.checks import rate_shown
+from offload.measure.findings import Findings
+from offload.measure.steps import INPUT_BOUND
 
 WORTH_TAKING = 0.05  # of a sample's core-seconds that an equivalent must save
 
@@ -84,7 +85,7 @@ def sentences(findings: Findings, replacement: Replacement) -> list[str]:
     )
     said += _of_distances(replacement.distances)
     then = predicted(findings, replacement)
-    binds = "the input still binds" if then.stall >= BALANCED else f"the {findings.accelerator} binds"
+    binds = "the input still binds" if then.stall >= INPUT_BOUND else f"the {findings.accelerator} binds"
     said.append(
         f"Prediction: an input ceiling of {rate_shown(then.input_ceiling)} samples/s instead of {rate_shown(findings.input_ceiling)}; then "
         f"{binds} (stall {then.stall:.0%} instead of {findings.stall:.0%})."

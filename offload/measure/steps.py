@@ -18,6 +18,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
+INPUT_BOUND = 0.05
+"""The stall from which on the input counts as the bottleneck; below it, the accelerator does. It is an assumption: even an input that
+keeps up lets a step wait now and then, as batches come unevenly, and a gain below a twentieth would convince nobody to add cores."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:

@@ -128,18 +128,6 @@ def check_callable(name: str, value: Any, *, sane: str) -> Any:
     return value
 
 
-def rate_shown(value: float) -> str:
-    """A rate, such as samples/s, as sentences show it: whole from ten on, and with two digits below, as of samples that take seconds."""
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
-
-
-def usd_shown(value: float) -> str:
-    """Dollars: two digits after the point from ten cents on, and two significant ones below."""
-    if value and abs(value) < 0.0995:
-        return f"${value:.2g}" if abs(value) >= 1e-4 else f"${value:.1e}"
-    return f"${value:,.2f}"
-
-
 def shown(value: Any) -> str:
     """``value`` as an error message shows it, in 40 characters or so."""
     if value is None:

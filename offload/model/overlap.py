@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 
+LEAST_VARIATION = 0.1  # of task times: other programs on a shared machine vary more than any measurement shows
 MOST_OVERLAP = 64.0  # beyond it the p-norm is the maximum, to one percent
 
 

@@ -21,10 +21,10 @@ from offload.model.placement import NodeResources, WorkerResources
 from offload.pipeline.index.rows import rows_at
 from offload.pipeline.program.pickling import Carried
 from offload.probe.work import RowWork, SampleWork
-from offload.probe.worker import ProbeBudget, run_probe
-from offload.report.console import stderr_console
-from offload.report.live import LiveLine
+from offload.probe.worker import PhaseBegun, ProbeBudget, ProbeMeasured, run_probe
+from offload.report.events.training import DataPrinted, WorkerPrinted
 from offload.report.run_dir import RunDirectory
+from offload.report.terminal.live_line import LiveLine, stderr_console
 from offload.train.checkpoints.storage import Storage
 from offload.train.cluster.connection import Cluster, check_address, connected
 from offload.train.driver.event_log import EventLog
@@ -81,7 +81,7 @@ def probe(
             with bar(quiet) as progress:
                 run.shows(progress)
                 run.go("probe", Storage(path=str(directory.path)))
-    if run.found is None:
+    if run.measurements is None:
         return None
     if then is not None:
         rows = run.budget.rows
@@ -90,11 +90,11 @@ def probe(
     cores = max(round(usable_cores() - here * run.reserved_cpus), 1)
     measured = {
         **known["measured"],
-        "seconds": round(run.found["measuring_s"], 1),
+        "seconds": round(run.measurements["measuring_s"], 1),
         "seconds_with_start": round(time.monotonic() - began, 1),
     }
     return findings_of(
-        run.found,
+        run.measurements,
         workload=known["workload"],
         buffered_blocks=PREFETCH_BLOCKS,
         measured=measured,
@@ -107,13 +107,13 @@ def probe(
 
 
 class ProbeRun(Run):
-    """A run whose worker measures. ``found``: the worker's measurements, sent at the end. ``reserved_cpus``: the cores that a worker of the
+    """A run whose worker measures. ``measurements``: the worker's, sent at the end. ``reserved_cpus``: the cores that a worker of the
     script would reserve here."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.log = _NoLog(self.directory, self.live, self.placement, self.split, on_gpus=self.worker.gpus > 0)
-        self.found: dict[str, Any] | None = None
+        self.measurements: dict[str, Any] | None = None
         stream = self.listed[TRAIN].stream(self.trainer.seed)
         self.budget = ProbeBudget(
             recipe=stream.recipe if stream.rows is not None else None,
@@ -144,12 +144,13 @@ class ProbeRun(Run):
         news = hub.read(self.log.news.cursor)
         self.log.news = replace(news, totals={})  # nothing is trained, so there is nothing to commit
         for event in news.events:
-            if event["event"] == "probing":
-                self._progress.update(self._task, description=event["phase"], completed=event["share"])
-            elif event["event"] == "probed":
-                self.found = dict(event)
-            elif event["event"] in ("print", "printed"):
-                self._progress.console.print(event["text"], soft_wrap=True, markup=False)
+            match event:
+                case PhaseBegun():
+                    self._progress.update(self._task, description=event.phase, completed=event.share)
+                case ProbeMeasured():
+                    self.measurements = event.measurements
+                case WorkerPrinted() | DataPrinted():
+                    self._progress.console.print(event.text, soft_wrap=True, markup=False)
 
 
 class _NoLog(EventLog):

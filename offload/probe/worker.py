@@ -25,6 +25,7 @@ from offload.probe.context import ProbeContext
 from offload.probe.kept import Kept, row_bytes
 from offload.probe.processes import CpuSeconds, cpu_seconds
 from offload.probe.stages import LEAST_RAW_BYTES, exact_over_auto, measure_stages
+from offload.report.events import NodeNames, RunEvent
 from offload.train.hub.client import HubClient
 from offload.train.messages import TRAIN
 from offload.train.worker.assembly import training_loop
@@ -43,6 +44,27 @@ KEPT_BYTES = 128 << 20
 MOST_KEPT = 1024  # rows
 TELL_S = 1.0
 LEAST_DRAINED_S = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseBegun(RunEvent, kind="probing"):
+    """The probe's progress: what it does, and the completed share."""
+
+    phase: str
+    share: float
+
+    def sentence(self, nodes: NodeNames) -> str:
+        return f"{self.phase}: {self.share:.0%}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeMeasured(RunEvent, kind="probed"):
+    """Everything that the worker has measured."""
+
+    measurements: dict[str, Any]
+
+    def sentence(self, nodes: NodeNames) -> str:
+        return "the probe has measured the script"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +87,7 @@ class ProbeBudget:
 
 
 def run_probe(carried: Carried, setup: WorkerSetup, budget: ProbeBudget) -> None:
-    """Measure, and send the findings as an event ``probed``. ``carried``: :class:`UserFunctions`."""
+    """Measure, and send the findings as a :class:`ProbeMeasured`. ``carried``: :class:`UserFunctions`."""
     functions: UserFunctions = carried.opened()
     setup = setup.joined(functions)
     torch.manual_seed(setup.seed)
@@ -94,20 +116,23 @@ def run_probe(carried: Carried, setup: WorkerSetup, budget: ProbeBudget) -> None
         if context.rank:
             return
         loop.reporter.event(
-            "probed",
-            workers=context.world_size,
-            nodes=len(set(nodes)),
-            **drained,
-            stages=stages,
-            steps=[dataclasses.asdict(step) for step in context.measured],
-            gradients=context.gradients,
-            gradient_bytes=context.gradient_bytes,
-            samples_each=context.samples_each,
-            gradients_s=context.gradients_s,
-            blocks=0 if context.depth is None else len(context.depth),
-            measuring_s=drained["drained_s"] + time.monotonic() - measuring,
-            device=torch.cuda.get_device_name(context.device) if context.device.type == "cuda" else "cpu",
-            device_memory_bytes=context.device_memory(),
+            ProbeMeasured(
+                measurements=dict(
+                    workers=context.world_size,
+                    nodes=len(set(nodes)),
+                    **drained,
+                    stages=stages,
+                    steps=[dataclasses.asdict(step) for step in context.measured],
+                    gradients=context.gradients,
+                    gradient_bytes=context.gradient_bytes,
+                    samples_each=context.samples_each,
+                    gradients_s=context.gradients_s,
+                    blocks=0 if context.depth is None else len(context.depth),
+                    measuring_s=drained["drained_s"] + time.monotonic() - measuring,
+                    device=torch.cuda.get_device_name(context.device) if context.device.type == "cuda" else "cpu",
+                    device_memory_bytes=context.device_memory(),
+                )
+            )
         )
     finally:
         loop.finish()
@@ -136,7 +161,7 @@ class _Teller:
     def phase(self, name: str, share: float) -> None:
         if self._silent:
             return
-        self._reporter.event("probing", phase=name, share=share)
+        self._reporter.event(PhaseBegun(phase=name, share=share))
         self._reporter.flush()
 
 

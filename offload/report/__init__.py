@@ -1,4 +1,4 @@
-"""The output of a run for people: the live line, the summary, the run directory and its report.
+"""What a run leaves behind and what people see of it: the run directory, its events, the terminal and the page.
 
 It works on plain data from the layers above, and knows neither torch nor ray.
 """

@@ -2,21 +2,28 @@
 
 ``events.jsonl`` begins with ``run_started`` and ends with ``run_finished``, after which only a ``callback_failed`` may come.
 ``metrics.jsonl`` has a line per interval. The run writes ``summary.json`` at its end. A new run resumes an unfinished run in the
-directory, and refuses a finished one.
+directory, and refuses a finished one. A lock keeps a second run out: it would mix its files with those of the first, or remove its
+checkpoints.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import math
 import os
 import re
 import shutil
-import time
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from offload.errors import ConfigError, RunError, argument
+from offload.process import forks
+from offload.report.events import CheckpointWritten, RunEvent, RunStarted, WorkerLost, WorkersResumed, read_event
 
 SUMMARY = "summary.json"
 EVENTS = "events.jsonl"
@@ -26,6 +33,7 @@ PRINTED = "printed.jsonl"
 REPORT = "report.html"
 CHECKPOINTS = "checkpoints"
 TENSORBOARD = "tensorboard"  # of its callback
+_LOCK = ".offload.lock"
 _OWN = (SUMMARY, EVENTS, METRICS, SKIPPED, PRINTED, REPORT, CHECKPOINTS, "error.txt")
 
 
@@ -110,19 +118,18 @@ class RunDirectory:
         """
         certain: int | None = None
         under_way: int | None = None
-        for event in read_lines(self.path / EVENTS):
-            kind = event.get("event")
-            if kind in ("run_started", "run_resumed", "worker_lost"):
+        for event in map(read_event, read_lines(self.path / EVENTS)):
+            if isinstance(event, RunStarted | WorkerLost):
                 under_way = None
-            elif kind in ("checkpoint", "resumed"):
-                stored = kind == "resumed" or event.get("waited", True)
-                certain = event["step"] if stored else certain if under_way is None else under_way
-                under_way = None if stored else event["step"]
+            elif isinstance(event, CheckpointWritten | WorkersResumed):
+                stored = isinstance(event, WorkersResumed) or event.waited
+                certain = event.step if stored else certain if under_way is None else under_way
+                under_way = None if stored else event.step
         return certain
 
-    def event(self, kind: str, *, at: float | None = None, **values: Any) -> None:
+    def event(self, event: RunEvent) -> None:
         """Append to ``events.jsonl``."""
-        self._append(EVENTS, {"event": kind, "at": time.time() if at is None else at, **values})
+        self._append(EVENTS, event.to_json())
 
     def metrics(self, values: dict[str, Any]) -> None:
         """Append to ``metrics.jsonl``."""
@@ -220,3 +227,49 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         if isinstance(document, dict):
             documents.append(document)
     return documents
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """A context that holds the lock of a run directory.
+
+    The operating system frees the lock with the process that holds it, however that ends, and whatever its forks still do. File systems
+    without locks get none.
+
+    Raises ConfigError if another run holds it.
+    """
+    path = folder / _LOCK
+    file = _open_locked(path)
+    try:
+        yield
+    finally:
+        if file is not None and not file.closed:  # a fork has closed it
+            with contextlib.suppress(OSError):  # before the lock is free: later it may be another's
+                path.unlink()
+            file.close()
+
+
+def _open_locked(path: Path) -> IO[bytes] | None:
+    """The lock's file, or None where it cannot be locked."""
+    while True:
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(fd).st_nlink == 0:  # its holder has ended just now, and removed it
+                os.close(fd)
+                continue
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        except BlockingIOError:
+            holder = os.pread(fd, 1000, 0).decode(errors="replace") or "another process"
+            os.close(fd)
+            raise ConfigError(
+                f"a run trains in {path.parent} already: {holder}. Wait until it ends, or choose another {argument('run_dir')}."
+            ) from None
+        except OSError:
+            os.close(fd)
+            return None
+        return forks.locked_file(fd)

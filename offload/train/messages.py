@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from offload.measure.steps import Totals
 from offload.model.batch_split import BatchSplit
+from offload.report.events import RunEvent
 
 TRAIN = "train"
 """The name of the training data set."""
@@ -111,7 +112,7 @@ class Push:
     node: str = ""
     group: GroupStatus = field(default_factory=GroupStatus)
     metrics: dict[str, float] = field(default_factory=dict)
-    events: tuple[dict[str, Any], ...] = ()
+    events: tuple[RunEvent, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +146,7 @@ class News:
     step: int
     samples: int
     metrics: dict[str, float]
-    events: tuple[dict[str, Any], ...]
+    events: tuple[RunEvent, ...]
     past: tuple[tuple[int, Totals], ...] = ()
     group: GroupStatus = field(default_factory=GroupStatus)
     attempts: int = 0

@@ -27,9 +27,7 @@ from offload.prices import built_in
 from offload.process.interrupts import INTERRUPTED
 from offload.report.page.records import read_run
 from offload.report.page.story import Story
-from offload.report.page.what_if import Model
-from offload.report.run_dir import EVENTS, METRICS, REPORT, SUMMARY, read_lines
-from offload.report.run_lock import locked
+from offload.report.run_dir import EVENTS, METRICS, REPORT, SUMMARY, locked, read_lines
 from offload.train.cluster import connection as cluster
 from offload.train.cluster.connection import check_reachable
 from tests.helpers import eventually
@@ -200,7 +198,7 @@ def test_a_run_is_stopped_by_ctrl_c_resumed_by_the_same_command_and_not_repeated
     assert finished["goodput"] == finished["samples_per_s"] > 0
     assert "<html" in (run_dir / REPORT).read_text()
     story = Story(read_run(run_dir), built_in(), {})
-    assert isinstance(story.model, Model), story.model  # the run wrote down all that the report's model needs
+    assert isinstance(story.model, RunModel), story.model  # the run wrote down all that the report's model needs
     assert all(node.training and node.preprocessing for node in story.nodes)
     assert story.progress is not None
     assert story.records.intervals.busy_s

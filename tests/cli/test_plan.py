@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from offload.probe import profile_age
-from offload.report.plan_chart import knee
+from offload.report.page.charts.plan_chart import knee
 from tests.model.test_profile import WHOLE, changed
 
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -18,11 +17,10 @@ from offload.cli.main import main
 from offload.cli.watch import watch
 from offload.model.catalog import Catalog
 from offload.prices import load_catalog
-from offload.report.page import story
+from offload.report.events import NodeNames, RunEvent
 from offload.report.page.records import read_run
 from offload.report.page.story import Story
-from offload.report.page.watched import Watched, watched
-from offload.report.watch_screen import screen
+from offload.report.terminal.watched import Watched, screen, watched
 from tests.report.runs import Writer, eventful, plain
 
 COMMAND = [sys.executable, "-m", "offload", "watch"]
@@ -57,13 +55,13 @@ def test_a_view_puts_into_words_what_it_shows_alone(tmp_path: Path, monkeypatch:
         run.event("checkpoint", reason="interval", epoch=0, step=step, seconds=1.0, waited=True)
         run.event("worker_lost", reason=f"signal {step}")
     told: list[str] = []
-    real = story.told
+    real = RunEvent.words
 
-    def counted(event: Any, *others: Any) -> Any:
-        told.append(event["event"])
-        return real(event, *others)
+    def counted(event: RunEvent, nodes: NodeNames) -> str:
+        told.append(event.kind)
+        return real(event, nodes)
 
-    monkeypatch.setattr(story, "told", counted)
+    monkeypatch.setattr(RunEvent, "words", counted)
     state = state_of(run.path, run.at)
     assert "Step 19: a checkpoint (interval) took 1.0 s" in dict(state.facts)["last checkpoint"]
     assert [line.split("(")[1].split(")")[0] for line in state.errors] == [f"signal {step}" for step in range(14, 20)]

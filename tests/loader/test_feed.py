@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offload.loader.job.feed import FIRST_TASK_S, LEAST_TASK_S, _MapStream
-from offload.loader.job.readers import MOST_BATCHES, TASK_S
+from offload.loader.job.readers import LOADER_TASK_S, MOST_BATCHES
 from offload.loader.recipe import BatchOrder
 from offload.pipeline.program.printed import Outlet
 
@@ -35,7 +35,7 @@ def test_a_task_is_long_enough_and_the_program_does_not_wait_for_a_long_one(
         size = epoch.batches_of_task(cores)
         sizes.append(len(epoch.line.begin(size)))
         assert 1 <= size <= MOST_BATCHES
-        assert size == 1 or size * batch_s < 1.001 * TASK_S
+        assert size == 1 or size * batch_s < 1.001 * LOADER_TASK_S
         assert size <= max(left // cores, LEAST_TASK_S / batch_s, 1)  # the other cores get their share
     assert sum(sizes) == wanted
     # What one core makes in a moment is one task.

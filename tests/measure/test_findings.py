@@ -17,7 +17,7 @@ from offload.measure.findings import Findings, findings_of, profile_document, ve
 from offload.measure.sizes import MEMORY_SHARE, MeasuredStep, at_whole_depth, largest_that_fits, next_size
 from offload.model import Profile, StepTime
 from offload.probe.profile_age import check_usable
-from offload.report.probe_text import format_probe
+from offload.report.terminal.probe_text import format_probe
 
 STEP = StepTime(0.01, 0.0016)
 FOUND = Findings(

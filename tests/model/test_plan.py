@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offload.errors import ConfigError
+from offload.formatting import usd
 from offload.model import Catalog, InputRate, JointGoodput, NodeType, Plan, Profile, Shape, StepTime, plan
-from offload.model.checks import usd_shown
 from offload.model.profile import Uncertainty
 from offload.prices import built_in
-from offload.report.plan_table import format_plan
 from offload.report.run_dir import to_json
+from offload.report.terminal.plan_table import format_plan
 from tests.model.test_profile import WHOLE
 from tests.strategies import cpu_types, gpu_types, input_rates, noises, step_times
 
@@ -306,7 +306,7 @@ def test_prices_of_light_rows_are_not_rounded_to_nothing() -> None:
     )
     made = planned(rows, cpu_types=[], cpu_nodes=(0, 0), samples=1_000_000)
     assert 0 < made.best.usd_per_million_samples < 0.005
-    price = usd_shown(made.best.usd_per_million_samples)
+    price = usd(made.best.usd_per_million_samples)
     assert f"samples/s at {price} per million" in made.explanation
     assert f"  {price.removeprefix('$')}" in format_plan(made.document())
     with pytest.raises(ConfigError, match=r"within \$0.0001. The cheapest, 1 × ml.g5.xlarge, costs \$0.000[1-9]"):

@@ -21,7 +21,7 @@ from offload.errors import ConfigError
 from offload.pipeline import aside
 from offload.pipeline.aside import DeadlineError, call_aside, each_aside, each_in_order
 from offload.pipeline.sources.files import list_files
-from offload.report import live
+from offload.report.terminal import live_line
 from offload.train.checkpoints import storage
 from offload.train.driver import trainer
 from tests.helpers import eventually, write_jpegs
@@ -123,16 +123,16 @@ def test_a_listing_that_takes_long_is_said(
         assert said.wait(DEADLINE_S)
         raise ConfigError("listed at last.")
 
-    printed = live.LiveLine.waiting
+    printed = live_line.LiveLine.waiting
 
-    def waiting(self: live.LiveLine, text: str) -> None:
+    def waiting(self: live_line.LiveLine, text: str) -> None:
         printed(self, text)
         said.set()
 
     monkeypatch.setattr("offload.pipeline.describe.pipeline.list_image_folder", slow)
     monkeypatch.setattr(trainer, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(live, "WAITING_INTERVAL_S", 0.0)
-    monkeypatch.setattr(live.LiveLine, "waiting", waiting)
+    monkeypatch.setattr(live_line, "WAITING_INTERVAL_S", 0.0)
+    monkeypatch.setattr(live_line.LiveLine, "waiting", waiting)
     made = offload.Trainer(print, datasets={"train": offload.image_folder(tmp_path / "data")}, batch_size=1)
     with pytest.raises(ConfigError, match="listed at last"):
         made.fit(run_dir=tmp_path / "run")
@@ -159,8 +159,8 @@ def test_a_line_of_waiting_comes_every_half_minute(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
-    with live.LiveLine() as line:
+    monkeypatch.setattr(live_line.time, "monotonic", lambda: now[0])
+    with live_line.LiveLine() as line:
         line.status("listing the data")
         for seconds in range(91):
             now[0] = 1000.0 + seconds

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from offload.pipeline.work.watchdog import GRACE_S, SLOW_S, Watch
-from offload.report.sentences import sentence
+from offload.report.events import PreprocessingSlow
 
 
 class Heard:
@@ -104,7 +104,7 @@ def test_a_call_that_sleeps_is_interrupted_whatever_it_catches() -> None:
 
 
 def test_what_is_said_of_it() -> None:
-    event = {"what": "reading sample 3 (item 3 of Slow) of 'train'", "seconds": 60, "node": "10.0.0.2"}
-    said = sentence("preprocessing_slow", event)
+    event = PreprocessingSlow(what="reading sample 3 (item 3 of Slow) of 'train'", seconds=60, node="10.0.0.2")
+    said = event.sentence({})
     assert said is not None
     assert said.startswith("reading sample 3 (item 3 of Slow) of 'train' has taken 60 s so far on 10.0.0.2")

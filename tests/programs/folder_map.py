@@ -43,7 +43,7 @@ QUESTIONS = {
         "adapt/observe.py": "the measurements that it saw",
         "train/driver/tuner.py": "when it is asked",
         "train/driver/fleet/machine.py": "what the run does with it",
-        "report/events.py": "what it says",
+        "report/events/decisions.py": "what it says",
     },
     "How do I add a launcher?": {
         "launch/launcher.py": "the protocol",
@@ -60,14 +60,14 @@ QUESTIONS = {
     },
     "Where does a chart of the report come from?": {
         "report/page/records.py": "the columns of a run directory",
-        "report/page/run_charts.py": "the charts of a run, as values",
-        "report/page/view.py": "which charts a page has",
-        "report/charts/svg.py": "how they are drawn",
+        "report/page/charts/run_charts.py": "the charts of a run, as values",
+        "report/page/page_view.py": "which charts a page has",
+        "report/page/charts/svg.py": "how they are drawn",
     },
     "How does an event become a sentence?": {
-        "report/events.py": "every event with its sentence and its JSON form",
+        "report/events/event.py": "the JSON form of events; beside it, each kind with its sentence",
         "train/driver/event_log.py": "who writes it down",
-        "report/terminal/live.py": "who shows it",
+        "report/terminal/live_line.py": "who shows it",
     },
     "What may a column hold?": {
         "pipeline/blocks/wire.py": "columns of a block",

@@ -16,8 +16,7 @@ from rich.terminal_theme import MONOKAI
 from offload.prices import built_in
 from offload.report.page.records import read_run
 from offload.report.page.story import Story
-from offload.report.page.watched import watched
-from offload.report.watch_screen import screen
+from offload.report.terminal.watched import screen, watched
 from tests.helpers import ROOT
 from tests.report.browser import browser, opened
 from tests.report.runs import eventful

@@ -12,11 +12,17 @@ from typing import Any
 import numpy as np
 
 from offload.model.placement import NodeResources
-from offload.report.run_dir import METRICS, RunDirectory, to_json
+from offload.report.run_dir import EVENTS, METRICS, RunDirectory, to_json
 
 START = 1_790_000_000.0
 EVERY_S = 2.0
 OVERLAP = 8.0
+
+
+def write_event(run_dir: Path, kind: str, *, at: float = START, **values: Any) -> None:
+    """Append an event with any values, such as those of another version."""
+    with open(run_dir / EVENTS, "a", encoding="utf-8") as file:
+        file.write(to_json({"event": kind, "at": at, **values}) + "\n")
 
 
 def gpu_node(number: int = 0, **changes: Any) -> NodeResources:
@@ -75,7 +81,7 @@ class Writer:
 
     def event(self, kind: str, **values: Any) -> None:
         """Write an event now."""
-        self.directory.event(kind, at=self.at, **values)
+        write_event(self.path, kind, at=self.at, **values)
 
     def begin(self, *, resumed: bool = False) -> None:
         """Start or resume."""

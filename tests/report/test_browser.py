@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from offload.prices import built_in
-from offload.report.html import rendered
+from offload.report.page.html import rendered
+from offload.report.page.page_view import page_of
 from offload.report.page.records import read_run
-from offload.report.page.view import page_of
 from tests.report.browser import LAPTOP, PHONE, browser, opened
 from tests.report.runs import Writer, eventful, plain
 from tests.report.test_html import hostile_run

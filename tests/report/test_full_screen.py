@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from offload.errors import ConfigError
-from offload.report.full_screen import live_view
-from offload.report.live import LiveLine
+from offload.report.terminal.full_screen import live_view
+from offload.report.terminal.live_line import LiveLine
 from tests.helpers import ROOT
 from tests.report.runs import eventful
 
@@ -29,8 +29,9 @@ ENTERS, LEAVES = b"\x1b[?1049h", b"\x1b[?1049l"
 VIEW = """
 import sys, threading
 from pathlib import Path
-from offload.process.interrupts import Interrupts, LastResort, install
-from offload.report.full_screen import live_view
+from offload.process.interrupts import Interrupts
+from offload.process.interrupts import LastResort
+from offload.process.interrupts import install
 
 interrupts = Interrupts()
 resort = LastResort(interrupts)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from offload.prices import built_in
-from offload.report.html import rendered, write_report
+from offload.report.page.html import rendered, write_report
+from offload.report.page.page_view import page_of
 from offload.report.page.records import read_run
-from offload.report.page.view import page_of
 from offload.report.run_dir import RunDirectory
 from tests.report.runs import Writer, eventful, gpu_node, plain
 

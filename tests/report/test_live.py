@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from offload.report.live import LiveLine
+from offload.report.terminal.live_line import LiveLine
 
 
 class Stderr(io.StringIO):
@@ -88,7 +88,7 @@ def test_a_line_that_its_stream_cannot_hold_is_written_as_far_as_it_can(
 
 LIVE = """
 import sys
-from offload.report.live import LiveLine
+from offload.report.terminal.live_line import LiveLine
 
 with LiveLine() as live:
     live.status("a changing line")

@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 from offload.prices import built_in
+from offload.report.page.charts.pictures import COLORS, draw_page
+from offload.report.page.page_view import page_of
 from offload.report.page.records import read_run
-from offload.report.page.view import page_of
-from offload.report.pictures import COLORS, draw_page
 from tests.report.runs import Writer, eventful, plain
 
 

@@ -17,11 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offload.errors import ConfigError, RunError
-from offload.report.live import LiveLine, format_line
+from offload.report.bottleneck import verdict
+from offload.report.events import ClusterChanged, CoreCountWanted, ReadyToResize, Resized, RunLeaving
 from offload.report.run_dir import CHECKPOINTS, EVENTS, METRICS, SUMMARY, RunDirectory, read_lines, to_json
-from offload.report.sentences import sentence
-from offload.report.summary import format_summary, summary_rows, verdict
+from offload.report.terminal.live_line import LiveLine, format_line
+from offload.report.terminal.summary import format_summary, summary_rows
 from tests.helpers import open_to_others
+from tests.report.runs import write_event
 
 OWN = {
     "summary.json",
@@ -101,11 +103,11 @@ def interval(step: int, **changes: Any) -> dict[str, Any]:
 
 def finished(path: Path, **changes: Any) -> RunDirectory:
     directory = RunDirectory(path)
-    directory.event("run_started", samples=10)
+    write_event(directory.path, "run_started", samples=10)
     directory.metrics(interval(1))
     directory.skipped({"sample_id": 3, "reason": "corrupt"})
     directory.printed({"at": 1.0, "stream": "stderr", "text": "a warning"})
-    directory.event("run_finished", status="finished")
+    write_event(directory.path, "run_finished", status="finished")
     directory.summary(summary(**changes))
     directory.write("report.html", "<html>")
     directory.write("error.txt", "none")
@@ -124,12 +126,9 @@ def test_a_new_directory_is_made_and_holds_nothing(tmp_path: Path) -> None:
 
 def test_events_and_metrics_append_in_order(tmp_path: Path) -> None:
     directory = finished(tmp_path)
-    events = read_lines(tmp_path / EVENTS)
-    assert [e["event"] for e in events] == ["run_started", "run_finished"]
-    assert events[0]["samples"] == 10
-    assert events[0]["at"] <= events[1]["at"]
-    directory.event("late", at=5.0)
-    assert read_lines(tmp_path / EVENTS)[-1] == {"event": "late", "at": 5.0}
+    assert [line["event"] for line in read_lines(tmp_path / EVENTS)] == ["run_started", "run_finished"]
+    directory.event(RunLeaving(at=5.0, nodes=["10.0.0.1"]))
+    assert read_lines(tmp_path / EVENTS)[-1] == {"event": "run_leaving", "at": 5.0, "nodes": ["10.0.0.1"]}
     assert read_lines(tmp_path / METRICS) == [interval(1)]
     assert {p.name for p in tmp_path.iterdir()} == OWN  # no temporary files
 
@@ -137,12 +136,12 @@ def test_events_and_metrics_append_in_order(tmp_path: Path) -> None:
 def test_an_unfinished_run_is_resumed(tmp_path: Path) -> None:
     for status in (None, "interrupted", "failed"):
         first = RunDirectory(tmp_path / str(status))
-        first.event("run_started")
+        write_event(first.path, "run_started")
         if status:
             first.summary(summary(status=status))
         again = RunDirectory(first.path)
         assert again.resuming
-        again.event("run_started")
+        write_event(again.path, "run_started")
         assert len(read_lines(first.path / EVENTS)) == 2
 
 
@@ -160,7 +159,7 @@ def test_the_newest_step_that_was_certainly_stored(tmp_path: Path) -> None:
         ("checkpoint", {"step": 9, "waited": False}, 6),
     ]
     for kind, values, committed in expected:
-        directory.event(kind, **values)
+        write_event(directory.path, kind, **values)
         assert directory.committed_step() == committed, (kind, values)
 
 
@@ -204,7 +203,7 @@ def test_overwriting_does_not_follow_links(tmp_path: Path) -> None:
 
 
 def test_overwriting_also_starts_anew_where_a_run_was_unfinished(tmp_path: Path) -> None:
-    RunDirectory(tmp_path).event("run_started")
+    write_event(RunDirectory(tmp_path).path, "run_started")
     assert not RunDirectory(tmp_path, overwrite=True).resuming
 
 
@@ -240,11 +239,12 @@ NOBODY = """
     import os, sys
     from pathlib import Path
     from offload.errors import OffloadError
+    from offload.report.events import ReadyToResize
     from offload.report.run_dir import RunDirectory
     os.setegid(65534)
     os.seteuid(65534)
     try:
-        RunDirectory(Path(sys.argv[1])).event("run_started")
+        RunDirectory(Path(sys.argv[1])).event(ReadyToResize(step=1))
         print("written")
     except OffloadError as error:
         print(type(error).__name__, error)
@@ -276,7 +276,7 @@ def test_a_disk_that_fills_up_later(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     (tmp_path / EVENTS).mkdir()  # whatever keeps it from being written
     with pytest.raises(RunError, match=r"cannot write to the run directory .*the same command resumes"):
-        directory.event("step")
+        directory.event(ReadyToResize(step=1))
     with pytest.raises(RunError, match="cannot write"):
         directory.write("missing/part", "")
 
@@ -319,8 +319,8 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 def test_a_line_cut_off_by_a_crash(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
-    directory.event("run_started")
-    directory.event("step", note="é\n")
+    write_event(directory.path, "run_started")
+    write_event(directory.path, "step", note="é\n")
     whole = (tmp_path / EVENTS).read_bytes()
     for cut in range(1, len(whole)):
         (tmp_path / EVENTS).write_bytes(whole[:cut])
@@ -329,17 +329,17 @@ def test_a_line_cut_off_by_a_crash(tmp_path: Path) -> None:
         # The resumed run's own first line must not be glued to the rest.
         again = RunDirectory(tmp_path)
         again.begin()
-        again.event("run_started", resumed=True)
+        write_event(again.path, "run_started", resumed=True)
         assert read_lines(tmp_path / EVENTS)[:-1] == before
         assert read_lines(tmp_path / EVENTS)[-1]["resumed"] is True
 
 
 def test_a_run_with_damaged_events_resumes_from_the_others(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
-    directory.event("checkpoint", step=7)
+    write_event(directory.path, "checkpoint", step=7)
     with open(tmp_path / EVENTS, "ab") as file:
         file.write(b"null\n[1]\n\xff\xfe\n\x00\x00\n")
-    directory.event("late")
+    write_event(directory.path, "late")
     assert [event["event"] for event in read_lines(tmp_path / EVENTS)] == ["checkpoint", "late"]
     assert directory.committed_step() == 7
 
@@ -439,15 +439,15 @@ def test_slow_rates_are_not_rounded_to_nothing() -> None:
     rates = {"core_seconds_per_sample": 2.4, "wire_bytes_per_sample": 1e6, "input_ceiling_samples_per_s": 0.42}
     rows = dict(summary_rows(summary(input={"train": rates}, preprocessing_cores=1)))
     assert rows["preprocessing of train"].endswith("1 core: at most 0.42 samples/s")
-    wanted = {"cores": 8, "before": 4, "device_samples_per_s": 2.6, "core_samples_per_s": 0.4}
-    assert "could train 2.6 samples/s, and a core delivers 0.4" in (sentence("cores_wanted", wanted) or "")
+    wanted = CoreCountWanted(cores=8, before=4, device_samples_per_s=2.6, core_samples_per_s=0.4)
+    assert "could train 2.6 samples/s, and a core delivers 0.4" in wanted.sentence({})
 
 
 def test_one_worker_trains_and_two_train() -> None:
-    assert sentence("resized", {"workers": 1, "workers_before": 2}) == "1 worker trains, 2 before"
-    assert sentence("resized", {"workers": 2, "workers_before": 1}) == "2 workers train, 1 before"
-    changed = {"left": [], "leaving": ["10.0.0.7"], "joined": [], "preprocessing_cores": 1}
-    assert sentence("cluster_changed", changed) == "the cluster changed (leaving 10.0.0.7): 1 core preprocesses"
+    assert Resized(workers=1, workers_before=2).sentence({}) == "1 worker trains, 2 before"
+    assert Resized(workers=2, workers_before=1).sentence({}) == "2 workers train, 1 before"
+    changed = ClusterChanged(left=[], leaving=["10.0.0.7"], joined=[], workers=1, preprocessing_cores=1)
+    assert changed.sentence({}) == "the cluster changed (leaving 10.0.0.7): 1 core preprocesses"
 
 
 def test_goodput_is_shown_where_it_is_another_number() -> None:
@@ -471,7 +471,7 @@ def test_on_no_terminal_lines_come_now_and_then(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = [100.0]
-    monkeypatch.setattr("offload.report.live.time.monotonic", lambda: at[0])
+    monkeypatch.setattr("offload.report.terminal.live_line.time.monotonic", lambda: at[0])
     with LiveLine() as live:
         live.status("starting [workers]")
         for step in range(25):

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from offload.errors import ConfigError
-from offload.report.run_lock import locked
+from offload.report.run_dir import locked
 
 HOLDER = """
 import sys
 from pathlib import Path
-from offload.report.run_lock import locked
+from offload.report.run_dir import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

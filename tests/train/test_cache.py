@@ -20,9 +20,9 @@ import torch
 import offload
 from offload.errors import ConfigError
 from offload.pipeline.sources.versions import SETTLED_S
+from offload.report.events import read_event
 from offload.report.run_dir import read_lines
-from offload.report.sentences import sentence
-from offload.report.summary import summary_rows
+from offload.report.terminal.summary import summary_rows
 from tests.helpers import eventually, moto_server, mount_small_disk, write_jpegs
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
@@ -156,7 +156,7 @@ def test_a_full_disk_is_told_once_and_the_run_goes_on(tmp_path: Path, bucket: tu
         assert result.document["samples"] == 2 * IMAGES
         told = [line for line in read_lines(tmp_path / "run" / "events.jsonl") if line["event"] == "cache_stopped"]
         assert [line["reason"] for line in told] == [f"{disk / 'cache'}: No space left on device"]
-        said = sentence("cache_stopped", told[0])
+        said = read_event(told[0]).sentence({})
         assert said is not None
         assert "stores nothing more in its cache" in said
         assert "No space left on device" in said

@@ -18,17 +18,17 @@ from typing import Any
 import numpy as np
 
 from offload.errors import RunError
+from offload.formatting import figure, share
 from offload.machine import usable_cores
 from offload.prices import built_in
-from offload.report.console import stderr_console
-from offload.report.html import rendered
-from offload.report.page.chart import Chart, Line, time_axis, value_axis
-from offload.report.page.numbers import figure, share
+from offload.report.page.charts.chart import Chart, ChartLine, time_axis, value_axis
+from offload.report.page.charts.pictures import draw_chart
+from offload.report.page.html import rendered
+from offload.report.page.page_view import page_of
 from offload.report.page.records import read_run
 from offload.report.page.tables import Table
-from offload.report.page.view import page_of
-from offload.report.pictures import draw_chart
 from offload.report.run_dir import to_json
+from offload.report.terminal.live_line import stderr_console
 
 NAME = "comparison"
 SECONDS = 10.0
@@ -185,13 +185,13 @@ def chart_of(alone: Side, offloaded: Side) -> Chart:
     )
 
 
-def _line(side: Side, role: str) -> Line:
+def _line(side: Side, role: str) -> ChartLine:
     """The rate in each whole second."""
     edges = np.arange(0.0, max(int(side.at[-1]), 1) + 1.0)
     rates, _ = np.histogram(side.at, bins=edges, weights=side.samples)
     middles = (edges[:-1] + edges[1:]) / 2
     name = f"{side.name}, {_cores(side.cores)}"
-    return Line(name=name, role=role, x=tuple(map(float, middles)), y=tuple(map(float, rates)))
+    return ChartLine(name=name, role=role, x=tuple(map(float, middles)), y=tuple(map(float, rates)))
 
 
 def _table(alone: Side, offloaded: Side) -> Table:

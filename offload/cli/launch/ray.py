@@ -14,7 +14,7 @@ from offload.cli.launch.job_commands import FILE, JobCommands, job_arguments, jo
 from offload.cli.output import Emit, stdout_for_json
 from offload.cli.parameters import check_together
 from offload.errors import ConfigError
-from offload.report.job_text import format_ray_job, format_ray_request
+from offload.report.terminal.job_text import format_ray_job, format_ray_request
 
 if TYPE_CHECKING:
     from offload.launch.ray.job import RayJob

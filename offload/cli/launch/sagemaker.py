@@ -17,7 +17,7 @@ from offload.cli.parameters import check_together
 from offload.errors import ConfigError
 from offload.files import read_json
 from offload.prices import load_catalog
-from offload.report.job_text import format_job, format_request
+from offload.report.terminal.job_text import format_job, format_request
 
 if TYPE_CHECKING:
     from offload.launch.sagemaker.groups import Groups

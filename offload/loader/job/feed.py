@@ -28,8 +28,8 @@ from offload.errors import OffloadError, RunError
 from offload.loader.job.node_choice import NodeChoice
 from offload.loader.job.readers import (
     KEPT_PER_CORE,
+    LOADER_TASK_S,
     MOST_BATCHES,
-    TASK_S,
     IterableReader,
     Read,
     ReadingProcess,
@@ -112,7 +112,7 @@ class _MapStream(_Stream):
         among the cores."""
         soon = max(self.batches_in(FIRST_TASK_S), self.line.ahead // cores)
         share = max(self.batches_in(LEAST_TASK_S), self.line.wanted // cores)
-        return min(self.batches_in(TASK_S), soon, share)
+        return min(self.batches_in(LOADER_TASK_S), soon, share)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -433,7 +433,7 @@ class LoaderFeed:
 
     def _lead(self, stream: _Stream) -> int:
         """The number of batches that a loader should order ahead: for all cores' tasks, and as many as they take next."""
-        return (IN_FLIGHT + 1) * self._cores.cores * stream.batches_in(TASK_S) + 2
+        return (IN_FLIGHT + 1) * self._cores.cores * stream.batches_in(LOADER_TASK_S) + 2
 
     def _has_room(self, node: str) -> bool:
         held: Counter[str] = Counter()

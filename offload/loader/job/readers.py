@@ -24,7 +24,7 @@ from offload.pipeline.program.output_tail import Teller
 from offload.pipeline.work.environment import keep_freed_memory
 from offload.pipeline.work.watchdog import Nobody, Watch
 
-TASK_S = 0.1  # work of a task, beside which its own cost of a millisecond or two does not matter
+LOADER_TASK_S = 0.1  # work of a task, beside which its own cost of a millisecond or two does not matter
 MOST_BATCHES = 64  # of a task
 KEPT_S = 30.0  # time for the next iteration to come: after as long a break, the start of processes does not matter
 STUCK_S = 10.0  # time for the user's code of an ended iteration to end
@@ -61,7 +61,7 @@ class IterableReader:
         self._packed, self._key, self._worker = recipe, recipe.key, worker
 
     def read(self) -> tuple[FinishedBatches, Read]:
-        """The next batches: one or more, for about TASK_S."""
+        """The next batches: one or more, for about LOADER_TASK_S."""
         with self._teller.working(self._key):
             return self._read()
 
@@ -72,7 +72,7 @@ class IterableReader:
         items: list[Packed] = []
         samples, ended = 0, False
         cpu, wall = time.process_time(), time.perf_counter()
-        while len(items) < MOST_BATCHES and (not items or time.perf_counter() - wall < TASK_S):
+        while len(items) < MOST_BATCHES and (not items or time.perf_counter() - wall < LOADER_TASK_S):
             if (made := next(self._batches, None)) is None:
                 ended = True
                 break

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from offload.formatting import rate_shown, usd
 from offload.model.catalog import NodeType
-from offload.model.checks import rate_shown, usd_shown
 from offload.model.noise import GradientNoise
 from offload.model.planning.device_speeds import RelativeSpeed
 from offload.model.planning.plans import Candidate
@@ -29,7 +29,7 @@ def explain(
 ) -> str:
     """The recommendation in a few sentences, compared with the single instance. ``more_cores``: of the alternative's host than of the
     recommended one."""
-    figures = f"{rate_shown(best.samples_per_s)} samples/s at {usd_shown(best.usd_per_million_samples)} per million"
+    figures = f"{rate_shown(best.samples_per_s)} samples/s at {usd(best.usd_per_million_samples)} per million"
     why = f"{_BINDS[best.bottleneck]} (stall {best.stall:.0%})"
     if best == baseline:
         compared = any(c.shape != best.shape for c in candidates)
@@ -53,7 +53,7 @@ def explain(
         host = "A bigger" if more_cores > 0 else "A smaller" if more_cores < 0 else "Another"
         text += (
             f" {host} GPU host is {'cheaper' if cheaper else 'faster'} still: {alternative.name} alone, "
-            f"{rate_shown(alternative.samples_per_s)} samples/s at {usd_shown(alternative.usd_per_million_samples)} per million."
+            f"{rate_shown(alternative.samples_per_s)} samples/s at {usd(alternative.usd_per_million_samples)} per million."
         )
     return text
 

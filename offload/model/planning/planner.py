@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from offload.errors import ConfigError
+from offload.formatting import usd
 from offload.model.catalog import Catalog, NodeType, Shape
-from offload.model.checks import check_count, check_number, usd_shown
+from offload.model.checks import check_count, check_number
 from offload.model.overlap import Floats, overlapped
 from offload.model.planning.advice import (
     explain,
@@ -361,14 +362,14 @@ def _nothing_meets(job: _Job, tables: Sequence[_Table]) -> str:
             f"no shape in these ranges has a core left to preprocess: each worker keeps {kept:g} of its node's cores. Allow CPU "
             "nodes, a larger GPU node, or fewer cores per worker."
         )
-    asked = [usd_shown(job.budget_usd)] if job.budget_usd is not None else []
+    asked = [usd(job.budget_usd)] if job.budget_usd is not None else []
     asked += [f"{job.deadline_hours:g} hours"] if job.deadline_hours is not None else []
     cheapest = min(rows, key=lambda c: c.usd or 0.0)
     fastest = min(rows, key=lambda c: c.hours or 0.0)
     return (
         f"no shape in these ranges trains {job.samples:,} samples within {' and '.join(asked)}. The cheapest, {cheapest.name}, "
-        f"costs {usd_shown(cheapest.usd or 0.0)} and takes {cheapest.hours:,.2f} hours; the fastest, {fastest.name}, costs "
-        f"{usd_shown(fastest.usd or 0.0)} and takes {fastest.hours:,.2f} hours. Raise the limit, or allow other types or more nodes."
+        f"costs {usd(cheapest.usd or 0.0)} and takes {cheapest.hours:,.2f} hours; the fastest, {fastest.name}, costs "
+        f"{usd(fastest.usd or 0.0)} and takes {fastest.hours:,.2f} hours. Raise the limit, or allow other types or more nodes."
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-TASK_S = 1.0
+TASK_S = 1.0  # work of a task of a run, beside which its own cost of a millisecond or two does not matter
 BLOCK_HUB_S = 0.01  # twice the CPU time that the run's hub spends on a block (benchmarks/scale.py)
 LONGEST_TASK_S = 3.0  # longest task that may grow to hold a whole local batch, or since it waits for its first file
 WAITING = 0.03  # the share of a task that may pass until its first file has come

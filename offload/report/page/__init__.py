@@ -1,4 +1,5 @@
 """The page of one or several runs, as values: read a run directory, and work out what the page shows.
 
-Where it stops: :mod:`offload.report.html` renders these values, and :mod:`offload.report.pictures` draws them.
+The way of the data: ``records`` reads the files, ``story`` works out what follows from them, ``view`` holds everything that the page
+shows, and ``html`` renders it. ``charts`` draws the same values.
 """

@@ -5,16 +5,14 @@ A run that was interrupted and resumed has several sessions. Nobody trains and (
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from offload.report.page.records import Floats, Records, number
-
-STARTS = ("run_started", "run_resumed")
+from offload.report.events import RunEvent, RunFinished, RunStarted
+from offload.report.page.records import Floats, Records
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,18 +25,18 @@ class Session:
 
 
 @dataclass(frozen=True)
-class Clock:
+class RunClock:
     """The seconds of a run. ``sessions`` are in their order."""
 
     sessions: tuple[Session, ...]
 
     @staticmethod
-    def of(records: Records) -> Clock:
+    def of(records: Records) -> RunClock:
         """The clock of a run; without sessions if the directory holds no time at all."""
-        times = [event["at"] for event in records.events] + list(records.intervals["at"])
+        times = [event.at for event in records.events] + list(records.intervals["at"])
         if not times:
-            return Clock(())
-        starts = sorted(event["at"] for event in records.events if event["event"] in STARTS) or [min(times)]
+            return RunClock(())
+        starts = sorted(event.at for event in records.events if isinstance(event, RunStarted)) or [min(times)]
         starts[0] = min(starts[0], min(times))
         ends = np.sort(np.asarray(times, dtype=np.float64))
         sessions = []
@@ -51,47 +49,46 @@ class Clock:
                     status=_status(records, began, following),
                 )
             )
-        return Clock(tuple(sessions))
+        return RunClock(tuple(sessions))
 
     @property
     def length_s(self) -> float:
         """The length of all sessions."""
-        return sum(each.ended - each.began for each in self.sessions)
+        return sum(session.ended - session.began for session in self.sessions)
 
     def seconds(self, at: ArrayLike) -> Floats:
         """Seconds of the run at these times (seconds since 1970). A time between two sessions is the end of the first."""
         times = np.asarray(at, dtype=np.float64)
         if not self.sessions:
             return np.zeros_like(times)
-        began = np.array([each.began for each in self.sessions])
-        length = np.array([each.ended - each.began for each in self.sessions])
+        began = np.array([session.began for session in self.sessions])
+        length = np.array([session.ended - session.began for session in self.sessions])
         before = np.concatenate([[0.0], np.cumsum(length)[:-1]])
         which = np.clip(np.searchsorted(began, times, side="right") - 1, 0, None)
         within: Floats = before[which] + np.clip(times - began[which], 0.0, length[which])
         return within
 
-    def seconds_of(self, events: Sequence[Mapping[str, Any]]) -> list[float]:
-        """Seconds of the run at each of these events: of many at once, as one by one takes seconds in a long run."""
-        return [float(each) for each in self.seconds([event["at"] for event in events])]
+    def seconds_of(self, events: Sequence[RunEvent]) -> list[float]:
+        """Return the seconds of the run at which these events happened. One call for all is fast; a long run has many events."""
+        seconds: list[float] = self.seconds([event.at for event in events]).tolist()
+        return seconds
 
     def session_of(self, at: ArrayLike) -> Floats:
         """The number of the session of each time, from 0."""
-        began = np.array([each.began for each in self.sessions])
-        found: Floats = np.clip(np.searchsorted(began, np.asarray(at, dtype=np.float64), side="right") - 1, 0, None)
-        return found
+        began = np.array([session.began for session in self.sessions])
+        numbers: Floats = np.clip(np.searchsorted(began, np.asarray(at, dtype=np.float64), side="right") - 1, 0, None)
+        return numbers
 
     @property
     def resumed_at_s(self) -> list[tuple[float, float]]:
         """For each later session, the second of the run at which it began, and the seconds that had passed in between."""
-        found = []
+        resumptions = []
         for before, after in zip(self.sessions, self.sessions[1:], strict=False):
-            found.append((float(self.seconds(before.ended)), max(after.began - before.ended, 0.0)))
-        return found
+            resumptions.append((float(self.seconds(before.ended)), max(after.began - before.ended, 0.0)))
+        return resumptions
 
 
 def _status(records: Records, began: float, until: float) -> str | None:
-    said: Any = None
-    for event in records.events:
-        if event["event"] == "run_finished" and began <= number(event["at"]) < until:
-            said = event.get("status")
-    return said if isinstance(said, str) else None
+    ends = [event for event in records.events if isinstance(event, RunFinished) and began <= event.at < until]
+    status: object = ends[-1].status if ends else None
+    return status if isinstance(status, str) else None

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from offload.formatting import duration, figure, share, usd
 from offload.report.page.measured import samples_of, usable, workers_of
-from offload.report.page.numbers import duration, figure, share, usd
 from offload.report.page.records import Floats, Intervals
 from offload.report.page.story import Story
 from offload.report.page.tables import Table, speed_up_words
@@ -58,7 +58,7 @@ def speed_up(first: Story, other: Story) -> SpeedUp | None:
     if first.whole is None or other.whole is None:
         return None
     ratio = other.whole.samples_per_s / first.whole.samples_per_s
-    a, b = (np.log(batch_rates(each.records.intervals)) for each in (first, other))
+    a, b = (np.log(batch_rates(story.records.intervals)) for story in (first, other))
     if not (len(a) and len(b)):
         return SpeedUp(ratio=ratio, low=None, high=None)
     va, vb = float(np.var(a, ddof=1)) / len(a), float(np.var(b, ddof=1)) / len(b)
@@ -67,14 +67,14 @@ def speed_up(first: Story, other: Story) -> SpeedUp | None:
         return SpeedUp(ratio=ratio, low=math.exp(middle), high=math.exp(middle))
     freedom = (va + vb) ** 2 / (va**2 / (len(a) - 1) + vb**2 / (len(b) - 1))
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * math.sqrt(va + vb)
-    # Of the same batches as the interval, so that it lies within.
+    # The ratio comes from the same batches as its interval. From all intervals, it could lie outside.
     return SpeedUp(ratio=math.exp(middle), low=math.exp(middle - half), high=math.exp(middle + half))
 
 
 def comparison(stories: Sequence[Story], names: Sequence[str]) -> Table:
     """The table of several runs. Price efficiency is samples per dollar, relative to the first run that has a price."""
     per_dollar = [_per_dollar(story) for story in stories]
-    base = next((each for each in per_dollar if each is not None), None)
+    base = next((efficiency for efficiency in per_dollar if efficiency is not None), None)
     rows = []
     for story, name, efficiency in zip(stories, names, per_dollar, strict=True):
         whole = story.whole
@@ -104,7 +104,7 @@ def comparison(stories: Sequence[Story], names: Sequence[str]) -> Table:
 
 
 def names_of(stories: Sequence[Story]) -> list[str]:
-    """A name for each run: the last part of its path, with as many parts before it as tell runs of one name apart."""
+    """Return a name for each run: the last part of its path, and enough parts before it to be unique."""
     paths = [story.records.path for story in stories]
     names = [path.name or str(path) for path in paths]
     for place, path in enumerate(paths):
@@ -131,9 +131,9 @@ def _per_dollar(story: Story) -> float | None:
 def _speed_up_words(first: Story, other: Story) -> str:
     if first is other:
         return "reference"
-    found = speed_up(first, other)
-    if found is None:
+    faster = speed_up(first, other)
+    if faster is None:
         return "–"
-    if found.low is None or found.high is None:
-        return f"{found.ratio:.2f}× (too few intervals for a range)"
-    return speed_up_words(found.ratio, found.low, found.high)
+    if faster.low is None or faster.high is None:
+        return f"{faster.ratio:.2f}× (too few intervals for a range)"
+    return speed_up_words(faster.ratio, faster.low, faster.high)

@@ -20,7 +20,7 @@ PARTS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class Measurements:
     """Sums and medians over intervals. Rates are per second in which the workers stepped.
 
     Args:
@@ -65,28 +65,30 @@ def other_s(intervals: Intervals) -> Floats:
 
 def usable(intervals: Intervals) -> NDArray[np.bool_]:
     """The intervals in which steps were made, and whose size is known."""
-    sound = (intervals["samples_per_s"] > 0) & (intervals["step_time_s"] > 0) & (intervals["workers"] >= 1)
-    found: NDArray[np.bool_] = sound
-    return found
+    where: NDArray[np.bool_] = (
+        (intervals["samples_per_s"] > 0) & (intervals["step_time_s"] > 0) & (intervals["workers"] >= 1)
+    )
+    return where
 
 
 def workers_of(intervals: Intervals) -> Floats:
-    """The workers of each interval; NaN for none, as a damaged line may have it."""
-    found: Floats = np.where(intervals["workers"] >= 1, intervals["workers"], np.nan)
-    return found
+    """The workers of each interval; NaN where a damaged line has none."""
+    workers: Floats = np.where(intervals["workers"] >= 1, intervals["workers"], np.nan)
+    return workers
 
 
 def samples_of(intervals: Intervals) -> Floats:
     """The samples of each interval."""
-    found: Floats = intervals["samples_per_s"] * intervals["step_time_s"] / workers_of(intervals)
-    return found
+    # The rate is per second of one worker, and the step time the sum over all workers.
+    samples: Floats = intervals["samples_per_s"] * intervals["step_time_s"] / workers_of(intervals)
+    return samples
 
 
 def stalls(intervals: Intervals) -> Floats:
     """The stall of each interval; NaN without a step."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        found: Floats = np.clip(intervals["data_wait_s"] / intervals["step_time_s"], 0.0, 1.0)
-    return found
+        shares: Floats = np.clip(intervals["data_wait_s"] / intervals["step_time_s"], 0.0, 1.0)
+    return shares
 
 
 def last_size(intervals: Intervals) -> NDArray[np.bool_]:
@@ -99,14 +101,14 @@ def last_size(intervals: Intervals) -> NDArray[np.bool_]:
     for name in ("workers", "local_batch_size", "accum_steps", "preprocessing_cores"):
         column = np.nan_to_num(intervals[name], nan=-1.0)
         same &= column == column[places[-1]]
-    # Only an unbroken stretch up to the end: earlier ones at the same size may have had other nodes.
+    # Keep only the unbroken stretch up to the end. Earlier intervals at the same size may have had other nodes.
     other = np.flatnonzero(sound & ~same)
     if len(other):
         same[: other[-1] + 1] = False
     return same
 
 
-def measured(intervals: Intervals, where: NDArray[np.bool_]) -> Measured | None:
+def measured(intervals: Intervals, where: NDArray[np.bool_]) -> Measurements | None:
     """The measurements over these intervals; None if there is no step among them."""
     where = where & usable(intervals)
     if not where.any():
@@ -124,17 +126,17 @@ def measured(intervals: Intervals, where: NDArray[np.bool_]) -> Measured | None:
     step_s = stepping_s / steps
 
     def median(name: str) -> float | None:
-        found = intervals[name][where]
-        found = found[np.isfinite(found) & (found >= 0)]
-        return float(np.median(found)) if len(found) else None
+        values = intervals[name][where]
+        values = values[np.isfinite(values) & (values >= 0)]
+        return float(np.median(values)) if len(values) else None
 
     def last(name: str) -> float | None:
-        found = intervals[name][where]
-        found = found[np.isfinite(found)]
-        return float(found[-1]) if len(found) else None
+        values = intervals[name][where]
+        values = values[np.isfinite(values)]
+        return float(values[-1]) if len(values) else None
 
     cores = last("preprocessing_cores")
-    return Measured(
+    return Measurements(
         samples=float(np.sum(samples)),
         stepping_s=stepping_s,
         samples_per_s=float(np.sum(samples)) / stepping_s,
@@ -157,5 +159,5 @@ def _batch(intervals: Intervals) -> Floats:
     """The global batch of each interval. Runs of earlier versions give only its parts."""
     parts = intervals["workers"] * intervals["local_batch_size"] * (np.nan_to_num(intervals["accum_steps"]) + 1)
     batch = np.where(np.isfinite(intervals["global_batch_size"]), intervals["global_batch_size"], parts)
-    found: Floats = np.where(np.isfinite(batch) & (batch >= 1), batch, 1.0)
-    return found
+    sizes: Floats = np.where(np.isfinite(batch) & (batch >= 1), batch, 1.0)
+    return sizes

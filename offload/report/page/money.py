@@ -11,8 +11,10 @@ from numpy.typing import ArrayLike
 
 from offload.model.catalog import Catalog
 from offload.prices import built_in
-from offload.report.page.nodes import Node
-from offload.report.page.records import Floats, Records, number
+from offload.report.events import RunStarted
+from offload.report.json_values import number, table
+from offload.report.page.node_history import Node
+from offload.report.page.records import Floats, Records
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,38 +23,37 @@ class Prices:
 
     Args:
         catalog: node types with their prices.
-        given: prices that the user gives, by instance type or by the name of a node. They count before all others.
+        own: prices that the user gives, by instance type or by the name of a node. They count before all others.
         recorded: prices that the run wrote down, by instance type, without those for which the catalog has a price of the user's.
     """
 
     catalog: Catalog
-    given: Mapping[str, float]
+    own: Mapping[str, float]
     recorded: Mapping[str, float]
 
     @staticmethod
-    def of(records: Records, catalog: Catalog, given: Mapping[str, float]) -> Prices:
+    def of(records: Records, catalog: Catalog, own: Mapping[str, float]) -> Prices:
         """The prices that hold for a run."""
-        # A run writes down the built-in prices, too. Those of a catalog file are newer: somebody asks for them now.
+        # A run also records the built-in prices. A price of the user's own catalog overrides them: the user passes it now.
         ours = built_in().nodes
-        own = {
+        newer = {
             name
             for name, kind in catalog.nodes.items()
             if name not in ours or kind.usd_per_hour != ours[name].usd_per_hour
         }
         recorded: dict[str, float] = {}
         for event in records.events:
-            found = event.get("usd_per_hour")
-            for name, usd in found.items() if isinstance(found, dict) else ():
-                if number(usd) > 0 and name not in own:
+            for name, usd in table(event.usd_per_hour).items() if isinstance(event, RunStarted) else ():
+                if number(usd) > 0 and name not in newer:
                     recorded[str(name)] = number(usd)
-        return Prices(catalog=catalog, given=given, recorded=recorded)
+        return Prices(catalog=catalog, own=own, recorded=recorded)
 
     def of_node(self, node: Node) -> float | None:
         """The price of a node; None if it is unknown. Spot nodes cost the catalog's spot price where it has one."""
         kind = node.instance_type or ""
-        for given in (self.given.get(node.name), self.given.get(kind)):
-            if given is not None:
-                return given
+        for price in (self.own.get(node.name), self.own.get(kind)):
+            if price is not None:
+                return price
         sold = self.catalog.nodes.get(kind)
         if node.spot and sold is not None and sold.spot_usd_per_hour is not None:
             return sold.spot_usd_per_hour

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from offload.report.page.chart import Chart
+from offload.formatting import duration, figure, moment, share, usd
+from offload.report.events import GROUPS
+from offload.report.json_values import text
+from offload.report.page.charts.chart import Chart
+from offload.report.page.charts.metric_charts import charts_of, last_value, points_of
+from offload.report.page.charts.run_charts import PART_ROLES
 from offload.report.page.measured import PARTS
-from offload.report.page.metric_charts import charts_of, last_value, points_of
-from offload.report.page.numbers import duration, figure, moment, share, usd
-from offload.report.page.records import text
-from offload.report.page.run_charts import PART_ROLES
 from offload.report.page.story import Story
 from offload.report.page.verdict import money_missing
-from offload.report.page.words import GROUPS
 
 MOST_METRICS = 24
 MOST_EVENTS = 60  # of a group; the raw ones follow
@@ -30,7 +30,7 @@ class Tile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class StepPart:
     """A part of a step: its share of the step time and its mean duration."""
 
     name: str
@@ -100,14 +100,14 @@ def tiles(story: Story) -> tuple[Tile, ...]:
     return tuple(tiles)
 
 
-def parts(story: Story) -> tuple[Part, ...]:
+def parts(story: Story) -> tuple[StepPart, ...]:
     """The parts of a mean step."""
     whole = story.whole
     if whole is None:
         return ()
     total = sum(whole.parts_s.values()) or 1.0
     return tuple(
-        Part(
+        StepPart(
             name=PARTS[name],
             role=PART_ROLES[name],
             share=seconds / total,
@@ -122,29 +122,29 @@ def metrics(stories: Sequence[Story], names: Sequence[str], *, key: str) -> list
     """The metrics of one or several runs, each with its charts; ``key`` begins the charts' names."""
     points = [points_of(story) for story in stories]
     length_s = max((story.clock.length_s for story in stories), default=1.0)
-    found = []
-    for place, metric in enumerate(list(dict.fromkeys(name for each in points for name in each))[:MOST_METRICS]):
+    shown = []
+    for place, metric in enumerate(list(dict.fromkeys(name for of_run in points for name in of_run))[:MOST_METRICS]):
         lines = [
-            (name, RUN_ROLES[number % len(RUN_ROLES)], each[metric])
-            for number, (name, each) in enumerate(zip(names, points, strict=True))
-            if metric in each
+            (name, RUN_ROLES[number % len(RUN_ROLES)], of_run[metric])
+            for number, (name, of_run) in enumerate(zip(names, points, strict=True))
+            if metric in of_run
         ]
-        found.append(
+        shown.append(
             Metric(
                 name=text(metric, 120),
                 last=last_value(lines[0][2]) if len(lines) == 1 else "",
                 charts=tuple(charts_of(text(metric, 120), lines, length_s, key=f"{key}-{place}")),
             )
         )
-    return found
+    return shown
 
 
 def event_groups(story: Story) -> tuple[EventGroup, ...]:
     """The events in words by group."""
     groups: dict[str, list[tuple[str, str]]] = {}
-    for each in story.told:
-        groups.setdefault(each.group, []).append((moment(each.at_s), each.words))
-    found = []
+    for worded in story.worded_events:
+        groups.setdefault(worded.event.GROUP, []).append((moment(worded.at_s), worded.words))
+    shown_groups = []
     for group, title in GROUPS.items():
         rows = groups.get(group, [])
         # The same words again and again (a decision to keep the size) are one row with their number.
@@ -158,8 +158,8 @@ def event_groups(story: Story) -> tuple[EventGroup, ...]:
         if shown:
             left_out = max(len(shown) - MOST_EVENTS, 0)
             kept = [*shown[: MOST_EVENTS // 2], *shown[-MOST_EVENTS // 2 :]] if left_out else shown
-            found.append(EventGroup(title=title, rows=tuple(kept), left_out=left_out))
-    return tuple(found)
+            shown_groups.append(EventGroup(title=title, rows=tuple(kept), left_out=left_out))
+    return tuple(shown_groups)
 
 
 def cost_note(story: Story) -> str:
@@ -167,14 +167,14 @@ def cost_note(story: Story) -> str:
     missing = money_missing(story)
     if missing is not None:
         return missing
-    said = [f"{usd(story.usd)} so far, now {usd(story.usd_per_hour)} an hour."]
+    sentences = [f"{usd(story.usd)} so far, now {usd(story.usd_per_hour)} an hour."]
     if story.usd_at_end is not None and story.progress is not None:
-        said.append(
+        sentences.append(
             f"At the present rate the training ends in {duration(story.progress[1])} and costs {usd(story.usd_at_end)} in all."
         )
-    said.append(
+    sentences.append(
         "The cost counts each node from the run's start, or from when it joined. Starting the cluster is not in it."
     )
     if len(story.clock.sessions) > 1:
-        said.append("Time between the sessions is not in it either.")
-    return " ".join(said)
+        sentences.append("Time between the sessions is not in it either.")
+    return " ".join(sentences)

@@ -5,8 +5,6 @@ Where it stops: this module knows the files and their fields, not their meaning.
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import stat
 from array import array
@@ -18,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offload.errors import ConfigError
-from offload.report.page.lines import Lines, parsed
+from offload.report.events import RunEvent, read_event
+from offload.report.json_values import number, table
 from offload.report.run_dir import EVENTS, METRICS, SKIPPED, SUMMARY, absolute
-from offload.report.run_tail import Look, Tail, tails_in
+from offload.report.run_tail import Lines, Look, Tail, parsed, tails_in
 
 Floats = NDArray[np.float64]
 
@@ -30,7 +29,6 @@ COLUMNS = (
     "data_wait_s", "peer_wait_s", "compute_s", "sync_s", "workers", "local_batch_size", "accum_steps", "global_batch_size",
     "preprocessing_cores", "useful", "goal",
 )  # fmt: skip
-LARGEST = 1e15  # numbers beyond it are no measurements, and would make an axis useless
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +60,8 @@ class Records:
     Args:
         path: the directory.
         summary: ``summary.json``; empty before the run's end.
-        events: documents with a text ``event`` and a number ``at``, in their order.
+        events: the events, in their order.
+        lines: the same events, each as its line in the file.
         intervals: the measurements.
         skipped: skipped samples.
         notes: sentences about damaged files.
@@ -70,7 +69,8 @@ class Records:
 
     path: Path
     summary: dict[str, Any]
-    events: list[dict[str, Any]]
+    events: list[RunEvent]
+    lines: list[dict[str, Any]]
     intervals: Intervals
     skipped: list[dict[str, Any]]
     notes: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ def check_run_dir(path: Path) -> Path:
     names = (EVENTS, METRICS, SUMMARY)
     try:
         kind = os.stat(path).st_mode
-        found = [name for name in names if (path / name).exists()] if stat.S_ISDIR(kind) else []
+        present = [name for name in names if (path / name).exists()] if stat.S_ISDIR(kind) else []
     except OSError as error:
         raise ConfigError(
             f"the run directory {path} cannot be read: {error.strerror}. Name the folder of a run, such as runs/demo."
@@ -99,7 +99,7 @@ def check_run_dir(path: Path) -> Path:
         raise ConfigError(f"the run directory {str(path)!r} cannot be read: a path holds no such character.") from None
     if not stat.S_ISDIR(kind):
         raise ConfigError(f"{path} is no run directory but a file. Name the folder that holds {EVENTS}.")
-    if not found:
+    if not present:
         raise ConfigError(
             f"{path} is no run directory: it holds none of {', '.join(names)}. Name the folder of a run, such as runs/demo."
         )
@@ -118,54 +118,34 @@ class RunReader:
 
     def _start(self) -> None:
         self._events, self._intervals = Lines(EVENTS, _is_event), Lines(METRICS, _has_time)
-        self._skipped = Lines(SKIPPED, lambda each: True)
+        self._skipped = Lines(SKIPPED, lambda line: True)
+        self._read: list[RunEvent] = []
         self._columns = _Columns()
 
     def read(self) -> Records:
         """The run as it is now. Raises what ``look`` raises."""
-        lines = (self._events, self._intervals, self._skipped)
+        files = (self._events, self._intervals, self._skipped)
         more = True
         while more:
-            tails = self._look({each.name: each.offset for each in lines})
-            if any(each.replaced(tails.get(each.name)) for each in lines):  # another run has taken the directory
+            tails = self._look({file.name: file.offset for file in files})
+            if any(file.replaced(tails.get(file.name)) for file in files):  # another run has taken the directory
                 self._start()
                 return self.read()
-            more = any(each.take(tails.get(each.name)) for each in lines)
+            more = any(file.take(tails.get(file.name)) for file in files)
+        self._read += map(read_event, self._events.fresh())
         for document in self._intervals.fresh():
             self._columns.add(document)
-        notes = [note for each in lines if (note := each.note())]
+        notes = [note for file in files if (note := file.note())]
         summary = _summary(tails.get(SUMMARY), notes)
         return Records(
             path=self._path,
             summary=summary,
-            events=self._events.documents.copy(),
+            events=self._read.copy(),
+            lines=self._events.documents.copy(),
             intervals=self._columns.intervals(),
             skipped=self._skipped.documents.copy(),
             notes=tuple(notes),
         )
-
-
-def number(value: Any) -> float:
-    """A finite number as a float; NaN for anything else."""
-    return _number(value)
-
-
-def text(value: Any, most: int = 2000) -> str:
-    """A value as text of at most ``most`` characters; empty for None."""
-    if value is None:
-        return ""
-    said = value if isinstance(value, str) else json.dumps(value, default=str)
-    return said if len(said) <= most else said[: most - 1] + "…"
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return math.nan
-    try:
-        found = float(value)
-    except OverflowError:
-        return math.nan
-    return found if abs(found) <= LARGEST else math.nan
 
 
 def _is_event(document: dict[str, Any]) -> bool:
@@ -173,7 +153,7 @@ def _is_event(document: dict[str, Any]) -> bool:
 
 
 def _has_time(document: dict[str, Any]) -> bool:
-    return _number(document.get("at")) == _number(document.get("at"))
+    return number(document.get("at")) == number(document.get("at"))
 
 
 def _summary(tail: Tail | None, notes: list[str]) -> dict[str, Any]:
@@ -198,12 +178,12 @@ class _Columns:
     def add(self, document: dict[str, Any]) -> None:
         """Add a line."""
         for name, column in self._columns.items():
-            column.append(_number(document.get(name)))
-        for name, value in _table(document.get("metrics")).items():
+            column.append(number(document.get(name)))
+        for name, value in table(document.get("metrics")).items():
             self._metrics.set(str(name), self._count, value)
-        for kind, group in _table(document.get("preprocessing")).items():
-            self._cores.set(str(kind), self._count, _table(group).get("cores"))
-            self._busy_s.set(str(kind), self._count, _table(group).get("busy_s"))
+        for kind, group in table(document.get("preprocessing")).items():
+            self._cores.set(str(kind), self._count, table(group).get("cores"))
+            self._busy_s.set(str(kind), self._count, table(group).get("busy_s"))
         self._count += 1
 
     def intervals(self) -> Intervals:
@@ -216,10 +196,6 @@ class _Columns:
         )
 
 
-def _table(value: Any) -> dict[Any, Any]:
-    return value if isinstance(value, dict) else {}
-
-
 class _Sparse:
     """Columns that some lines lack."""
 
@@ -229,12 +205,12 @@ class _Sparse:
 
     def set(self, name: str, place: int, value: Any) -> None:
         self._places.setdefault(name, []).append(place)
-        self._values.setdefault(name, []).append(_number(value))
+        self._values.setdefault(name, []).append(number(value))
 
     def arrays(self, count: int) -> dict[str, Floats]:
-        found = {}
+        columns = {}
         for name, places in self._places.items():
             column = np.full(count, np.nan)
             column[places] = self._values[name]
-            found[name] = column
-        return found
+            columns[name] = column
+        return columns

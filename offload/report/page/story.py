@@ -1,4 +1,4 @@
-"""One run as the page tells it: its records with their clock, nodes, money and words."""
+"""One run and everything that follows from its records: clock, nodes, cost, measurements and events in words."""
 
 from __future__ import annotations
 
@@ -10,27 +10,37 @@ from functools import cached_property
 import numpy as np
 
 from offload.model.catalog import Catalog
-from offload.report.page.clock import Clock
-from offload.report.page.measured import Measured, last_size, measured, usable
+from offload.report.events import ClusterChanged, RunEvent, RunFinished, RunStarted
+from offload.report.json_values import number, table
+from offload.report.page.clock import RunClock
+from offload.report.page.measured import Measurements, last_size, measured, usable
 from offload.report.page.money import Prices, Spending
-from offload.report.page.nodes import Node, nodes_of
-from offload.report.page.records import Records, number
-from offload.report.page.what_if import Model, model_of
-from offload.report.page.words import Told, told
+from offload.report.page.node_history import Node, nodes_of
+from offload.report.page.records import Records
+from offload.report.page.what_if import RunModel, model_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordedEvent:
+    """An event in words. ``at_s``: its second of the run."""
+
+    event: RunEvent
+    at_s: float
+    words: str
 
 
 @dataclass(frozen=True)
 class Story:
-    """A run and everything that follows from its records. ``given``: the user's prices, see :class:`Prices`."""
+    """A run and everything that follows from its records. ``own_prices``: the user's prices, see :class:`Prices`."""
 
     records: Records
     catalog: Catalog
-    given: Mapping[str, float]
+    own_prices: Mapping[str, float]
 
     @cached_property
-    def clock(self) -> Clock:
+    def clock(self) -> RunClock:
         """The run's clock."""
-        return Clock.of(self.records)
+        return RunClock.of(self.records)
 
     @cached_property
     def nodes(self) -> list[Node]:
@@ -40,7 +50,7 @@ class Story:
     @cached_property
     def prices(self) -> Prices:
         """The prices that hold for this run."""
-        return Prices.of(self.records, self.catalog, self.given)
+        return Prices.of(self.records, self.catalog, self.own_prices)
 
     @cached_property
     def spending(self) -> Spending | None:
@@ -48,53 +58,56 @@ class Story:
         return Spending.of(self.nodes, self.prices)
 
     @cached_property
-    def told(self) -> list[Told]:
+    def worded_events(self) -> list[WordedEvent]:
         """The events in words."""
-        return [self.telling(place) for place in range(len(self.records.events))]
+        return [self.worded(place) for place in range(len(self.records.events))]
 
-    def telling(self, place: int) -> Told:
+    def worded(self, place: int) -> WordedEvent:
         """One event in words: those of a long run take a while."""
-        return told(self.records.events[place], self._seconds[place], self._by_id)
+        event = self.records.events[place]
+        return WordedEvent(event=event, at_s=self._seconds[place], words=event.words(self._node_names))
 
     @cached_property
     def _seconds(self) -> list[float]:
         return self.clock.seconds_of(self.records.events)
 
     @cached_property
-    def _by_id(self) -> dict[str, Node]:
-        return {node.node_id: node for node in self.nodes}
+    def _node_names(self) -> dict[str, str]:
+        return {node.node_id: node.name for node in self.nodes}
 
     @cached_property
-    def whole(self) -> Measured | None:
+    def whole(self) -> Measurements | None:
         """The measurements over the whole run; None before the first step."""
         return measured(self.records.intervals, usable(self.records.intervals))
 
     @cached_property
-    def last(self) -> Measured | None:
+    def last(self) -> Measurements | None:
         """The measurements at the run's last size. What intervals of earlier versions lack comes from the summary and the events."""
-        found = measured(self.records.intervals, last_size(self.records.intervals))
-        if found is None:
+        newest = measured(self.records.intervals, last_size(self.records.intervals))
+        if newest is None:
             return None
-        given = self.records.summary.get("input")
-        given = given.get("train") if isinstance(given, dict) else None
-        given = given if isinstance(given, dict) else {}
+        rates = table(table(self.records.summary.get("input")).get("train"))
 
         def summed(name: str) -> float | None:
-            value = number(given.get(name))
+            value = number(rates.get(name))
             return value if value > 0 else None
 
-        cores = [number(event.get("preprocessing_cores")) for event in self.records.events]
-        cores = [each for each in cores if each == each]
+        cores = [
+            number(event.preprocessing_cores)
+            for event in self.records.events
+            if isinstance(event, RunStarted | ClusterChanged)
+        ]
+        cores = [count for count in cores if not math.isnan(count)]
         return replace(
-            found,
-            cores=found.cores if found.cores is not None or not cores else int(cores[-1]),
-            core_seconds_per_sample=found.core_seconds_per_sample or summed("core_seconds_per_sample"),
-            wire_bytes_per_sample=found.wire_bytes_per_sample or summed("wire_bytes_per_sample"),
-            input_pace=found.input_pace or summed("input_pace_samples_per_s"),
+            newest,
+            cores=newest.cores if newest.cores is not None or not cores else int(cores[-1]),
+            core_seconds_per_sample=newest.core_seconds_per_sample or summed("core_seconds_per_sample"),
+            wire_bytes_per_sample=newest.wire_bytes_per_sample or summed("wire_bytes_per_sample"),
+            input_pace=newest.input_pace or summed("input_pace_samples_per_s"),
         )
 
     @cached_property
-    def model(self) -> Model | str:
+    def model(self) -> RunModel | str:
         """The model at the run's last size, or the reason why there is none."""
         if self.last is None:
             return "no step was measured"
@@ -119,8 +132,8 @@ class Story:
     @property
     def status(self) -> str:
         """``finished``, ``failed``, ``interrupted``, or ``unfinished``: it is still running, or was killed."""
-        said = self.clock.sessions[-1].status if self.clock.sessions else self.records.summary.get("status")
-        return said if said in ("finished", "failed", "interrupted") else "unfinished"
+        last = self.clock.sessions[-1].status if self.clock.sessions else self.records.summary.get("status")
+        return last if last in ("finished", "failed", "interrupted") else "unfinished"
 
     @property
     def usd(self) -> float | None:
@@ -179,7 +192,7 @@ class Story:
     @property
     def samples(self) -> int:
         """The trained samples. Training after a restart counts once in the run's own count, and twice in its intervals."""
-        counts = [number(event.get("samples")) for event in self.records.events if event["event"] == "run_finished"]
+        counts = [number(event.samples) for event in self.records.events if isinstance(event, RunFinished)]
         counts = [count for count in counts if not math.isnan(count)]
         if counts and self.status != "unfinished":
             return int(counts[-1])
@@ -189,6 +202,6 @@ class Story:
     def steps(self) -> int:
         """The optimizer steps so far."""
         steps = self.records.intervals["step"]
-        counts = [number(event.get("steps")) for event in self.records.events if event["event"] == "run_finished"]
-        known = [each for each in (*steps[-1:], *counts[-1:]) if not math.isnan(each)]
+        counts = [number(event.steps) for event in self.records.events if isinstance(event, RunFinished)]
+        known = [count for count in (*steps[-1:], *counts[-1:]) if not math.isnan(count)]
         return int(max(known, default=0))

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
-from offload.report.page.nodes import Span
-from offload.report.page.numbers import count, duration, figure, moment, rate, share, times, usd
-from offload.report.page.records import number, text
+from offload.formatting import count, duration, figure, moment, rate, share, times, usd
+from offload.report.events import (
+    CheckpointWritten,
+    FirstStep,
+    GainMeasured,
+    RunResumed,
+    RunStarted,
+    WorkerLost,
+    WorkersResumed,
+)
+from offload.report.json_values import number, table, text
+from offload.report.page.node_history import Span
 from offload.report.page.story import Story
 
 MOST_LANES = 40
 MOST_ROWS = 100
 MOST_RAW = 1000  # of the raw events that a page holds
+STOPS = (WorkerLost, RunResumed)  # after which workers start again; all other faults leave training going on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +79,7 @@ class Comparison:
 def lanes(story: Story) -> tuple[Lane, ...]:
     """The nodes as lanes, at most ``MOST_LANES``."""
     length_s = max(story.clock.length_s, 1e-9)
-    found = []
+    shown = []
     for node in story.nodes[:MOST_LANES]:
         spans: dict[str, list[Span]] = {
             "there": node.there,
@@ -79,16 +88,16 @@ def lanes(story: Story) -> tuple[Lane, ...]:
         }
         bars = tuple(
             Bar(kind=kind, low=began / length_s, high=ended / length_s)
-            for kind, each in spans.items()
-            for began, ended in each
+            for kind, node_spans in spans.items()
+            for began, ended in node_spans
         )
         pins = tuple(
             Pin(
-                kind=each.kind,
-                place=each.at_s / length_s,
-                words=f"{node.name}: {_HAPPENED[each.kind]} at {moment(each.at_s)}",
+                kind=happening.kind,
+                place=happening.at_s / length_s,
+                words=f"{node.name}: {_HAPPENED[happening.kind]} at {moment(happening.at_s)}",
             )
-            for each in node.happenings
+            for happening in node.happenings
         )
         about = ", ".join(
             filter(
@@ -101,12 +110,14 @@ def lanes(story: Story) -> tuple[Lane, ...]:
                 ),
             )
         )
-        said = [
-            f"{kind} {share(sum(b - a for a, b in each) / length_s)} of the run" for kind, each in spans.items() if each
+        sentences = [
+            f"{kind} {share(sum(b - a for a, b in node_spans) / length_s)} of the run"
+            for kind, node_spans in spans.items()
+            if node_spans
         ]
-        said += [pin.words for pin in pins]
-        found.append(Lane(name=node.name, about=about, bars=bars, pins=pins, words="; ".join(said)))
-    return tuple(found)
+        sentences += [pin.words for pin in pins]
+        shown.append(Lane(name=node.name, about=about, bars=bars, pins=pins, words="; ".join(sentences)))
+    return tuple(shown)
 
 
 _HAPPENED = {
@@ -122,9 +133,11 @@ def comparisons(story: Story) -> tuple[Comparison, ...]:
     """The rates that decisions predicted, and those measured afterwards."""
     pairs = []
     for event in story.records.events:
-        predicted, measured = number(event.get("predicted_samples_per_s")), number(event.get("measured_samples_per_s"))
-        if event["event"] == "measured" and predicted > 0 and measured > 0:
-            pairs.append((float(story.clock.seconds(event["at"])), predicted, measured))
+        if not isinstance(event, GainMeasured):
+            continue
+        predicted, measured = number(event.predicted_samples_per_s), number(event.measured_samples_per_s)
+        if predicted > 0 and measured > 0:
+            pairs.append((float(story.clock.seconds(event.at)), predicted, measured))
     pairs = pairs[-MOST_LANES:]
     most = max((max(p, m) for _, p, m in pairs), default=1.0) * 1.05
     return tuple(
@@ -142,17 +155,17 @@ def comparisons(story: Story) -> tuple[Comparison, ...]:
 
 def checkpoints(story: Story) -> Table | None:
     """The checkpoints by reason, and what they cost; None if there are none."""
-    groups: dict[str, list[dict[str, Any]]] = {}
+    groups: dict[str, list[CheckpointWritten]] = {}
     for event in story.records.events:
-        if event["event"] == "checkpoint":
-            groups.setdefault(text(event.get("reason"), 60) or "unknown", []).append(event)
+        if isinstance(event, CheckpointWritten):
+            groups.setdefault(text(event.reason, 60) or "unknown", []).append(event)
     if not groups:
         return None
     rows, waited_s = [], 0.0
     for reason, events in groups.items():
-        seconds = [number(e.get("seconds")) for e in events]
+        seconds = [number(event.seconds) for event in events]
         seconds = [s for s in seconds if s == s]
-        waiting = sum(s for s, e in zip(seconds, events, strict=False) if e.get("waited", True))
+        waiting = sum(s for s, event in zip(seconds, events, strict=False) if event.waited)
         waited_s += waiting
         mean = sum(seconds) / len(seconds) if seconds else float("nan")
         rows.append((reason, f"{len(events):,}", duration(mean), duration(waiting), _worth(story, waiting)))
@@ -168,15 +181,16 @@ def checkpoints(story: Story) -> Table | None:
 def faults(story: Story) -> Table | None:
     """Faults with the time without steps, the steps that were made again, and their cost; None if there are none."""
     rows = []
-    for place, told in enumerate(story.told):
-        stopped = told.kind in ("worker_lost", "run_resumed")  # all other faults leave training going on
-        if told.group != "fault" and not stopped:
+    for place, event in enumerate(story.records.events):
+        stopped = isinstance(event, STOPS)
+        if event.GROUP != "fault" and not stopped:
             continue
+        worded = story.worded(place)
         lost_s, again = _aftermath(story, place) if stopped else (None, None)
         rows.append(
             (
-                moment(told.at_s),
-                told.words,
+                moment(worded.at_s),
+                worded.words,
                 duration(lost_s) if lost_s is not None else "–",
                 "–" if again is None else f"{again:,}",
                 _worth(story, lost_s) if lost_s is not None else "–",
@@ -194,18 +208,16 @@ def faults(story: Story) -> Table | None:
 
 def _aftermath(story: Story, place: int) -> tuple[float | None, int | None]:
     """The seconds from this event to the next first step, and the steps that are made again from the checkpoint on."""
-    intervals, at = story.records.intervals, story.records.events[place]["at"]
+    intervals, at = story.records.intervals, story.records.events[place].at
     steps = intervals["step"][intervals["at"] <= at]
     again = None
-    for later, event in zip(
-        islice(story.told, place + 1, None), islice(story.records.events, place + 1, None), strict=True
-    ):
-        if later.kind in ("worker_lost", "run_resumed"):
+    for later, event in enumerate(islice(story.records.events, place + 1, None), place + 1):
+        if isinstance(event, STOPS):
             return None, None  # the row of this event has it
-        if later.kind == "resumed" and len(steps) and number(event.get("step")) >= 0 and steps[-1] >= 0:
-            again = max(int(steps[-1]) - int(number(event["step"])), 0)
-        if later.kind == "first_step":
-            lost_s = later.at_s - story.told[place].at_s
+        if isinstance(event, WorkersResumed) and len(steps) and number(event.step) >= 0 and steps[-1] >= 0:
+            again = max(int(steps[-1]) - int(number(event.step)), 0)
+        if isinstance(event, FirstStep):
+            lost_s = story.worded(later).at_s - story.worded(place).at_s
             return (lost_s if lost_s >= 0 else None), again  # the host's clock may have been set back
     return None, again
 
@@ -213,12 +225,12 @@ def _aftermath(story: Story, place: int) -> tuple[float | None, int | None]:
 def skipped(story: Story) -> Table | None:
     """Skipped samples grouped by reason, the most frequent first; None if there are none."""
     groups: dict[tuple[str, str], list[str]] = {}
-    for each in story.records.skipped:
-        reason = text(each.get("reason"), 300)
+    for line in story.records.skipped:
+        reason = text(line.get("reason"), 300)
         # One sentence for samples that failed alike: their own numbers differ.
-        sample = text(each.get("sample_id"), 60)
+        sample = text(line.get("sample_id"), 60)
         alike = reason.replace(sample, "…") if len(sample) > 1 or not sample.isdigit() else reason
-        groups.setdefault((text(each.get("dataset"), 60), alike), []).append(sample)
+        groups.setdefault((text(line.get("dataset"), 60), alike), []).append(sample)
     if not groups:
         return None
     ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
@@ -246,9 +258,8 @@ def setup(story: Story) -> Table:
     for name, number_of in kinds.items():
         rows.append(("nodes", f"{number_of} × {name}"))
     for event in story.records.events:
-        sets = event.get("datasets")
-        for name, about in sets.items() if isinstance(sets, dict) else ():
-            about = about if isinstance(about, dict) else {}
+        for name, about in table(event.datasets).items() if isinstance(event, RunStarted) else ():
+            about = table(about)
             size = number(about.get("samples"))
             known = f", {int(size):,} samples" if size == size else ""
             rows.append((f"data set {text(name, 60)}", f"{text(about.get('source'), 300)}{known}"))
@@ -268,8 +279,7 @@ def setup(story: Story) -> Table:
     if summary.get("checkpoint"):
         rows.append(("checkpoint", text(summary["checkpoint"])))
     rows.append(("run directory", str(story.records.path)))
-    versions = summary.get("versions")
-    for name, version in versions.items() if isinstance(versions, dict) else ():
+    for name, version in table(summary.get("versions")).items():
         rows.append((text(name, 60), text(version, 60)))
     return Table(head=("what", "value"), rows=tuple(dict.fromkeys(rows)))
 

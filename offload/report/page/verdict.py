@@ -6,12 +6,13 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from offload.formatting import count, figure, rate, share, times, usd
+from offload.measure.steps import INPUT_BOUND
+from offload.report.bottleneck import READING_BINDS, verdict
+from offload.report.json_values import number
 from offload.report.page.money import unpriced
-from offload.report.page.numbers import count, figure, rate, share, times, usd
-from offload.report.page.records import number
 from offload.report.page.story import Story
-from offload.report.page.what_if import INPUT_BOUND, Predicted, alone, best_step, more_cores
-from offload.report.summary import READING_BINDS, verdict
+from offload.report.page.what_if import WORTH_IT, Predicted, alone, best_step, more_cores
 
 DEARER = 1.02  # relative price of a sample from which on an advice says that it costs more
 
@@ -33,10 +34,10 @@ def bottleneck(story: Story) -> str:
             f"{share(whole.stall)}."
         )
     blocked = whole.blocked
-    if blocked is None:  # intervals of earlier versions do not tell
+    if blocked is None:  # earlier versions did not record it per interval
         inputs = story.records.summary.get("input")
-        told = [number(each.get("blocked")) for each in _values(inputs) if isinstance(each, dict)]
-        blocked = max((each for each in told if each == each), default=0.0)
+        shares = [number(value.get("blocked")) for value in _values(inputs) if isinstance(value, dict)]
+        blocked = max((value for value in shares if value == value), default=0.0)
     device = "GPU" if story.device == "GPU" else "CPU worker"
     return verdict({"steps": 1, "stall": whole.stall, "device": device, "input": {"train": {"blocked": blocked}}})
 
@@ -53,9 +54,9 @@ def what_next(story: Story) -> str:
     last = model.measured
     if last.stall >= INPUT_BOUND and last.blocked is not None and last.blocked >= READING_BINDS:
         return "Next: faster storage, or data nearer to the nodes. The model counts cores alone, so it predicts nothing here."
-    found = best_step(model)
-    if found is not None:
-        kind, more, predicted = found
+    step = best_step(model)
+    if step is not None:
+        kind, more, predicted = step
         verb = "more" if more > 0 else "fewer"
         # The least dollars per sample may still be more than now: the advice then buys time.
         dearer = (predicted.usd_per_million or 0.0) > DEARER * (story.usd_per_million or math.inf)
@@ -69,10 +70,10 @@ def what_next(story: Story) -> str:
             "Next: nodes with a faster network, or smaller samples: more cores would not help, as the network is full."
         )
     doubled = more_cores(model)
-    if doubled is not None and doubled[1].samples_per_s > 1.03 * last.samples_per_s:
+    if doubled is not None and doubled[1].samples_per_s > (1 + WORTH_IT) * last.samples_per_s:
         cores, predicted = doubled
         return f"Next: {count(cores, 'more preprocessing core')}: {_effect(story, predicted)}."
-    return "Next: nothing that the model knows would raise the rate by more than 3%."
+    return f"Next: nothing that the model knows would raise the rate by more than {WORTH_IT:.0%}."
 
 
 def against_alone(story: Story) -> str:
@@ -121,4 +122,4 @@ def _node(kind: str) -> str:
 
 
 def _nodes(nodes: Mapping[str, int]) -> str:
-    return " + ".join(f"{each} × {_node(kind)}" for kind, each in nodes.items())
+    return " + ".join(f"{number_of} × {_node(kind)}" for kind, number_of in nodes.items())

@@ -12,15 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from offload.errors import ConfigError
+from offload.measure.steps import INPUT_BOUND
 from offload.model.catalog import NodeType, Shape
 from offload.model.goodput import OVERLAP, JointGoodput
 from offload.model.input_rate import REMOTE_CORE_SECONDS_PER_BYTE, InputRate
 from offload.model.step_time import StepTime
-from offload.report.page.measured import Measured
+from offload.report.page.measured import Measurements
 from offload.report.page.money import Prices
-from offload.report.page.nodes import Node
+from offload.report.page.node_history import Node
 
-INPUT_BOUND = 0.05  # stall from which on the input is the bottleneck
 MOST_NODES = 32  # further nodes that an advice considers
 KNEE = 0.97  # share of the best reachable rate with which an advice is content
 WORTH_IT = 0.03  # least relative gain that makes an advice
@@ -59,7 +59,7 @@ class Kind:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class RunModel:
     """The model of a run at its last size.
 
     Args:
@@ -70,7 +70,7 @@ class Model:
         input_samples_per_s: the input's rate on these nodes.
     """
 
-    measured: Measured
+    measured: Measurements
     kinds: Mapping[str, Kind]
     now: Mapping[str, int]
     input: InputRate
@@ -110,7 +110,7 @@ class Model:
         return Shape({self.kinds[name].type: count for name, count in nodes.items() if count})
 
 
-def model_of(measured: Measured, nodes: Sequence[Node], prices: Prices) -> Model | str:
+def model_of(measured: Measurements, nodes: Sequence[Node], prices: Prices) -> RunModel | str:
     """The model of a run on these nodes, or the reason in words why the run's records do not support one."""
     training = [node for node in nodes if node.training]
     if not nodes or not training:
@@ -130,7 +130,7 @@ def model_of(measured: Measured, nodes: Sequence[Node], prices: Prices) -> Model
     for name, kind in prices.catalog.nodes.items():
         if not kind.gpus and name not in kinds:
             kinds[name] = Kind(
-                type=kind, usd_per_hour=prices.given.get(name, prices.recorded.get(name, kind.usd_per_hour))
+                type=kind, usd_per_hour=prices.own.get(name, prices.recorded.get(name, kind.usd_per_hour))
             )
     reserved = sum(node.cpus for node in nodes) - measured.cores
     input_rate = InputRate(
@@ -139,16 +139,16 @@ def model_of(measured: Measured, nodes: Sequence[Node], prices: Prices) -> Model
         host_cpus_per_worker=max(reserved, 0.0) / measured.workers,
         remote_core_seconds_per_byte=REMOTE_CORE_SECONDS_PER_BYTE,
     )
-    return Model(measured=measured, kinds=kinds, now=dict(counts), input=input_rate, input_samples_per_s=rate)
+    return RunModel(measured=measured, kinds=kinds, now=dict(counts), input=input_rate, input_samples_per_s=rate)
 
 
-def alone(model: Model) -> Predicted | None:
+def alone(model: RunModel) -> Predicted | None:
     """The same accelerators without the nodes beside them; None if there are no such nodes."""
     hosts = {name: count for name, count in model.now.items() if model.kinds[name].type.gpus}
     return None if hosts == dict(model.now) else model.at(hosts)
 
 
-def best_step(model: Model) -> tuple[str, int, Predicted] | None:
+def best_step(model: RunModel) -> tuple[str, int, Predicted] | None:
     """The best change of the CPU nodes: (kind, difference of their count, prediction); None if no change is worth it.
 
     While the input binds, more nodes of the kind that the run has, or of the best kind in the catalog: those with the least dollars per
@@ -163,16 +163,16 @@ def best_step(model: Model) -> tuple[str, int, Predicted] | None:
     known = all(model.kinds[name].usd_per_hour is not None for name in model.now)
     kinds = beside or ([name for name, kind in model.kinds.items() if not kind.type.gpus] if known else [])
     steps = [
-        (kind, more, found)
+        (kind, more, predicted)
         for kind in kinds
         for more in range(1, MOST_NODES + 1)
-        if (found := model.at({**model.now, kind: model.now.get(kind, 0) + more})) is not None
+        if (predicted := model.at({**model.now, kind: model.now.get(kind, 0) + more})) is not None
     ]
     steps = [step for step in steps if step[2].samples_per_s > (1 + WORTH_IT) * now.samples_per_s]
     if not steps:
         return None
     if all(step[2].usd_per_hour is not None for step in steps):
-        # Within a hundredth of the least price, the faster: nobody rents fewer nodes to save that.
+        # A hundredth of the price is not worth fewer nodes: among almost equal prices, the faster wins.
         least = min(step[2].usd_per_million or math.inf for step in steps)
         near = [step for step in steps if (step[2].usd_per_million or math.inf) <= 1.01 * least]
         return max(near, key=lambda step: step[2].samples_per_s)
@@ -180,37 +180,38 @@ def best_step(model: Model) -> tuple[str, int, Predicted] | None:
     return min((step for step in steps if step[2].samples_per_s >= KNEE * most), key=lambda step: step[1])
 
 
-def more_cores(model: Model) -> tuple[int, Predicted] | None:
-    """Twice the preprocessing cores, wherever they come from: for runs whose kinds of nodes nobody sells by name."""
+def more_cores(model: RunModel) -> tuple[int, Predicted] | None:
+    """Predict the rate with twice the preprocessing cores. It serves runs whose nodes have no instance type."""
     cores = model.measured.cores or 0
     host = next(name for name in model.now if model.kinds[name].type.gpus)
     if not cores:
         return None
     extra = replace(model.kinds[host].type, name="more cores", vcpus=cores, gpus=0, gpu_model=None, gpu_speed=None)
     wider = replace(model, kinds={**model.kinds, extra.name: Kind(type=extra, usd_per_hour=None)})
-    found = wider.at({**model.now, extra.name: 1})
-    return None if found is None else (cores, found)
+    predicted = wider.at({**model.now, extra.name: 1})
+    return None if predicted is None else (cores, predicted)
 
 
-def _fewer(model: Model, now: Predicted, beside: Sequence[str]) -> tuple[str, int, Predicted] | None:
+def _fewer(model: RunModel, now: Predicted, beside: Sequence[str]) -> tuple[str, int, Predicted] | None:
     steps = []
     for kind in beside:
         for less in range(1, model.now[kind] + 1):
-            found = model.at({**model.now, kind: model.now[kind] - less})
-            if found is not None and found.samples_per_s >= KNEE * now.samples_per_s:
-                steps.append((kind, -less, found))
+            predicted = model.at({**model.now, kind: model.now[kind] - less})
+            if predicted is not None and predicted.samples_per_s >= KNEE * now.samples_per_s:
+                steps.append((kind, -less, predicted))
     return min(steps, key=lambda step: step[1], default=None)
 
 
-def _input_rate(measured: Measured) -> float | None:
+def _input_rate(measured: Measurements) -> float | None:
     """The rate of the input. While workers wait for it, it follows from the step time, so that the model gives the measured rate."""
     known = [rate for rate in (measured.input_ceiling, measured.input_pace) if rate is not None]
     if measured.stall < INPUT_BOUND:
         return max(min(known), measured.samples_per_s) if known else None
-    longer, working = measured.step_s, measured.working_s
-    ratio = min(working / longer, 1.0) ** OVERLAP
-    waiting_s = longer * (1 - ratio) ** (1 / OVERLAP) if ratio < 1 else longer
-    return measured.global_batch_size / waiting_s
+    # The model adds both times as step^p = working^p + input^p, with p = OVERLAP. Solve it for the input's time of a global batch.
+    step_s, working_s = measured.step_s, measured.working_s
+    ratio = min(working_s / step_s, 1.0) ** OVERLAP
+    input_s = step_s * (1 - ratio) ** (1 / OVERLAP) if ratio < 1 else step_s
+    return measured.global_batch_size / input_s
 
 
 def _name(node: Node, trains: bool, nodes: Sequence[Node]) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from offload.report.events import RunEvent, SpotNoticed, SpotRebalance, SpotUnwatched
 from offload.train.cluster.draining import drain
 from offload.train.cluster.instance_metadata import ENDPOINT, ENDPOINT_VARIABLE, InstanceMetadata, MetadataError
 
@@ -31,7 +32,7 @@ RESTARTS = 3  # restarts of a watcher whose process dies; Ray would report its o
 class Listener(Protocol):
     """The receiver of notices: the hub's client."""
 
-    def note(self, kind: str, /, **values: Any) -> None:
+    def note(self, event: RunEvent) -> None:
         """Something happened."""
 
 
@@ -43,7 +44,7 @@ class Watcher:
         self._node_id = ray.get_runtime_context().get_node_id()
         self._metadata = InstanceMetadata(os.environ.get(ENDPOINT_VARIABLE) or ENDPOINT)
         self._unanswered = 0
-        self._told: set[str] = set()
+        self._reported: set[type[RunEvent]] = set()
 
     def __repr__(self) -> str:
         return "spot watcher"
@@ -57,30 +58,37 @@ class Watcher:
         try:
             notice = self._metadata.notice(time.time())
             if notice is not None:
-                self._tell("spot_notice", action=notice.action, deadline_at=notice.deadline_at)
+                self._report(
+                    SpotNoticed(
+                        node=self._node,
+                        source=self._metadata.endpoint,
+                        action=notice.action,
+                        deadline_at=notice.deadline_at,
+                    )
+                )
                 with contextlib.suppress(ray.exceptions.RayError):  # the next poll tries again
                     drain(self._node_id, f"spot notice: {notice.action}", notice.deadline_at)
                     return True
             elif self._metadata.rebalance_recommended():
-                self._tell("spot_rebalance")
+                self._report(SpotRebalance(node=self._node, source=self._metadata.endpoint))
             self._unanswered = 0
         except MetadataError as error:
             self._unanswered += 1
             if self._unanswered == UNANSWERED:
-                self._tell("spot_unwatched", reason=str(error))
+                self._report(SpotUnwatched(node=self._node, source=self._metadata.endpoint, reason=str(error)))
         return False
 
-    def _tell(self, kind: str, **values: Any) -> None:
-        """Once."""
-        if kind not in self._told:
-            self._told.add(kind)
-            self._hub.note(kind, node=self._node, source=self._metadata.endpoint, **values)
+    def _report(self, event: RunEvent) -> None:
+        """Report an event, once of each kind."""
+        if type(event) not in self._reported:
+            self._reported.add(type(event))
+            self._hub.note(event)
 
 
 class Watchers:
     """The watchers of one run. ``hub`` receives notices; ``tell`` writes an event."""
 
-    def __init__(self, hub: Listener, tell: Callable[..., None]) -> None:
+    def __init__(self, hub: Listener, tell: Callable[[RunEvent], None]) -> None:
         self._hub, self._tell = hub, tell
         self._running: dict[str, tuple[Any, Any]] = {}  # by node: the actor, and its outstanding call
         self._died: Counter[str] = Counter()
@@ -104,7 +112,7 @@ class Watchers:
                     self._start(node_id, names[node_id])
                 else:
                     reason = str(error).strip().splitlines()[0]
-                    self._tell("spot_unwatched", node=names[node_id], source=None, reason=reason)
+                    self._tell(SpotUnwatched(node=names[node_id], source=None, reason=reason))
 
     def close(self) -> None:
         """End the watchers: the run is over."""

@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol, assert_never
 
+from offload.formatting import parts_held
 from offload.model.placement import Bundle, NodeResources
 from offload.pipeline.blocks.receiver import Pending
 from offload.pipeline.pool.ray_state import Held, held
-from offload.report.sentences import shares
+from offload.report.events import EventIgnored, NotStarted, RunEvent
 from offload.train.cluster.connection import Cluster, alive_nodes, held_by_others
 from offload.train.cluster.idle import is_alone
 from offload.train.cluster.node_requests import NodeRequests
@@ -27,7 +28,6 @@ from offload.train.driver.fleet.messages import (
     Reshape,
     RoomMade,
     Show,
-    Tell,
     TellNotStarted,
 )
 from offload.train.driver.fleet.room import Terms
@@ -68,13 +68,13 @@ def wait_for_start(
 
 def _seen(cluster: Cluster) -> ClusterSeen:
     """The cluster as the state machine sees it before the run starts, with whoever holds its CPUs."""
-    shown, by = shares(cluster.held_of_all()), held() if cluster.held else Held()
+    shown, by = parts_held(cluster.held_of_all()), held() if cluster.held else Held()
     return ClusterSeen(
         now_s=time.monotonic(),
         nodes=cluster.nodes,
         whole=cluster.whole,
         held=f"{shown} ({by.in_words})" if by.in_words else shown,
-        by_us=by.by_us_alone and is_alone() and all(each.keys() <= {"CPU"} for each in cluster.held.values()),
+        by_us=by.by_us_alone and is_alone() and all(amounts.keys() <= {"CPU"} for amounts in cluster.held.values()),
     )
 
 
@@ -131,7 +131,7 @@ class Conductor:
         *,
         hub: HubPort,
         requests: RequestPort,
-        tell: Callable[..., None],
+        tell: Callable[[RunEvent], None],
         free: Callable[[], Mapping[str, Mapping[str, float]]],
         held: Callable[[], str] = str,
         now: Callable[[], float] = time.monotonic,
@@ -156,11 +156,11 @@ class Conductor:
                 number, self._making_room = self._making_room[0], None
                 self.handle(RoomMade(number=number))
 
-    def handle(self, *events: Event | Tell) -> None:
-        """Process events; write those that are only for the user."""
+    def handle(self, *events: Event | RunEvent) -> None:
+        """Process events of the state machine; write those of the run."""
         with self._lock:
             for event in events:
-                if isinstance(event, Tell):
+                if isinstance(event, RunEvent):
                     self._do([event])
                     continue
                 state, actions = step(self.fleet, event)
@@ -181,12 +181,12 @@ class Conductor:
                     self._reshape(action)
                 case Ask():
                     self._requests.ask(action.missing, hold=action.hold)
-                case Tell():
-                    self._tell(action.kind, **action.values)
+                case RunEvent():
+                    self._tell(action)
                 case TellNotStarted():
                     self._tell_not_started(action)
                 case Ignored():
-                    self._tell("ignored", what=type(action.event).__name__, reason=action.reason)
+                    self._tell(EventIgnored(what=type(action.event).__name__, reason=action.reason))
                 case Show():
                     pass  # only a run that waits to start has this action
                 case _ as never:
@@ -199,10 +199,11 @@ class Conductor:
     def _tell_not_started(self, action: TellNotStarted) -> None:
         free = self._free()
         self._tell(
-            "not_started",
-            workers=action.workers,
-            after_s=action.after_s,
-            needs=dict(action.needs),
-            free={name: sum(node.get(name, 0.0) for node in free.values()) for name in action.needs},
-            held=self._held(),
+            NotStarted(
+                workers=action.workers,
+                after_s=action.after_s,
+                needs=dict(action.needs),
+                free={name: sum(node.get(name, 0.0) for node in free.values()) for name in action.needs},
+                held=self._held(),
+            )
         )

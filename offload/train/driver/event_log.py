@@ -15,10 +15,22 @@ from offload.errors import OffloadError, RunError
 from offload.measure.steps import Totals
 from offload.model.batch_split import BatchSplit
 from offload.model.placement import NodeResources, Placement
-from offload.report.html import write_report
-from offload.report.live import LiveLine
+from offload.report.events import (
+    DRIVER,
+    ClusterChanged,
+    DataPrinted,
+    FirstBatch,
+    RunEvent,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+    SampleSkipped,
+    TrainingNodes,
+    WorkerPrinted,
+)
+from offload.report.page.html import write_report
 from offload.report.run_dir import SKIPPED, RunDirectory, read_lines
-from offload.report.sentences import sentence
+from offload.report.terminal.live_line import LiveLine
 from offload.train.callback import Callback
 from offload.train.driver.listeners import Listeners
 from offload.train.messages import TRAIN, News, sum_of
@@ -54,18 +66,19 @@ class EventLog:
         """Take note of these nodes, which the log then calls by their names."""
         self._nodes |= {node.node_id: node for node in nodes}
 
-    def start(self, **values: Any) -> None:
-        """Write the event with which this session of the run begins."""
-        kind = "run_resumed" if self.directory.resuming else "run_started"
-        at = time.time()
+    def start(self, event: RunStarted) -> None:
+        """Write the event with which this session of the run begins. If an earlier session left its events, it becomes a resumption."""
+        if self.directory.resuming:
+            event = RunResumed(**event.values())
+        event = event.reported(time.time(), DRIVER)
         if self.directory.resuming:  # the sessions before have listed these
-            known = [(each.get("dataset"), each.get("sample_id")) for each in read_lines(self.directory.path / SKIPPED)]
+            known = [(line.get("dataset"), line.get("sample_id")) for line in read_lines(self.directory.path / SKIPPED)]
             self._skipped = {
                 (name, sample) for name, sample in known if isinstance(name, str) and isinstance(sample, int)
             }
         self._under_way = True
-        self.directory.event(kind, at=at, **values)
-        self._listeners.started(self.directory.path, {"event": kind, "at": at, **values})
+        self.directory.event(event)
+        self._listeners.started(self.directory.path, event)
 
     def take(self, news: News) -> None:
         """Record the news."""
@@ -73,9 +86,9 @@ class EventLog:
         before, self.news = self.news, news
         read_at, self._read_at = self._read_at, time.monotonic()
         for event in news.events:
-            self._take_event(dict(event))
+            self._take_event(event)
         if set(news.worker_nodes) != set(before.worker_nodes):
-            self.directory.event("training_nodes", nodes=sorted(news.worker_nodes))
+            self.directory.event(TrainingNodes(at=time.time(), nodes=sorted(news.worker_nodes)))
         then = sum_of(before.totals) if before.attempts == news.attempts else Totals()
         if sum_of(news.totals).steps > then.steps:
             values = self._interval(sum_of(news.totals).minus(then))
@@ -85,53 +98,39 @@ class EventLog:
             self.live.update(values)
             self._listeners.interval(values)
 
-    def _take_event(self, event: dict[str, Any]) -> None:
-        kind = event.pop("event")
-        if kind == "first_batch" and self._first_batch_s is None:
-            self._first_batch_s = event["seconds"]
-        if kind == "print":
-            self.live.printed(event["text"], stream=event["stream"], rank=event["rank"])
-            return
-        if kind == "printed":
-            self.live.printed(event["text"], stream=event["stream"])
-            self.directory.printed({name: event[name] for name in ("at", "stream", "text")})
-            return
-        if kind == "skipped":
-            sample = (event["dataset"], event["sample_id"])
-            if sample not in self._skipped:
-                self._skipped.add(sample)
-                self.directory.skipped(event)
-            return
-        if kind == "resumed":
-            self.live.note(
-                f"resumed at epoch {event['epoch'] + 1}, step {event['step']:,} ({event['trained']:,} of its samples are done)"
-            )
-            for damaged in event["damaged"]:
-                self.live.note(f"resuming from an older checkpoint: {damaged}")
-            if event["epoch_starts_again"]:
-                self.live.note(
-                    f"the order of the samples has changed since the run began ({event['epoch_starts_again']}): this epoch "
-                    "starts again, and its trained samples are trained once more"
-                )
-        if kind == "report":
-            values = "  ".join(f"{k} {v:.4g}" for k, v in event["metrics"].items())
-            self.live.note(f"epoch {event['epoch'] + 1}  step {event['step']:,}  {values}")
-        self.tell(kind, **event)
+    def _take_event(self, event: RunEvent) -> None:
+        match event:
+            case WorkerPrinted():
+                self.live.printed(event.text, stream=event.stream, rank=event.by if isinstance(event.by, int) else None)
+            case DataPrinted():
+                self.live.printed(event.text, stream=event.stream)
+                self.directory.printed({"at": event.at, "stream": event.stream, "text": event.text})
+            case SampleSkipped():
+                sample = (event.dataset, event.sample_id)
+                if sample not in self._skipped:
+                    self._skipped.add(sample)
+                    self.directory.skipped({name: value for name, value in event.to_json().items() if name != "event"})
+            case _:
+                if isinstance(event, FirstBatch) and self._first_batch_s is None:
+                    self._first_batch_s = event.seconds
+                self.write(event)
 
-    def tell(self, kind: str, **values: Any) -> None:
-        """Write an event, and show it if it matters to users."""
-        if kind == "cluster_changed":
-            self.know([NodeResources(**node) for node in values["joined_nodes"]])
-        at = values.pop("at", None) or time.time()
-        self.directory.event(kind, at=at, **values)
-        text = sentence(kind, {"at": at, **values})
-        if text is not None:
-            self.live.note(text)
-        self._listeners.event({"event": kind, "at": at, **values})
+    def tell(self, event: RunEvent) -> None:
+        """Write an event that the driver reports."""
+        self.write(event.reported(time.time(), DRIVER))
+
+    def write(self, event: RunEvent) -> None:
+        """Write an event, show it if it matters to users, and tell the callbacks."""
+        if isinstance(event, ClusterChanged):
+            self.know([NodeResources(**node) for node in event.joined_nodes])
+        self.directory.event(event)
+        for line in event.live_lines():
+            self.live.note(line)
+        self._listeners.event(event)
 
     def _tell_failures(self) -> None:
         for failure in self._listeners.failures():
-            self.tell("callback_failed", **failure)
+            self.tell(failure)
 
     @property
     def _workers(self) -> int:
@@ -184,7 +183,7 @@ class EventLog:
         """Write the summary and the report; return the summary."""
         self._under_way = False
         groups = [*self.news.past, (self._workers, sum_of(self.news.totals))]
-        totals = sum_of(dict(enumerate(each for _, each in groups)))
+        totals = sum_of(dict(enumerate(totals for _, totals in groups)))
         document = {
             "schema": "offload.summary/1",
             "status": status,
@@ -212,9 +211,8 @@ class EventLog:
             "versions": {"python": sys.version.split()[0], "ray": ray.__version__},
         }
         self._tell_failures()
-        self.directory.event(
-            "run_finished", status=status, error=error, samples=self.news.samples, steps=self.news.step
-        )
+        ends = RunFinished(status=status, error=error, samples=self.news.samples, steps=self.news.step)
+        self.directory.event(ends.reported(time.time(), DRIVER))
         self.directory.summary(document)
         try:
             write_report(self.directory)
@@ -229,14 +227,13 @@ class EventLog:
         return document
 
     def break_off(self, error: BaseException) -> None:
-        """Write the summary of a session that has begun, and ends with an error that nobody has told of: before its workers start, for
-        example."""
+        """Write the summary of a session that ends with an error before it could be finished, such as before its workers start."""
         if not self._under_way:
             return
         interrupted = isinstance(error, KeyboardInterrupt)
-        said = str(error) if isinstance(error, OffloadError) else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, OffloadError) else f"{type(error).__name__}: {error}"
         with contextlib.suppress(RunError):  # the run directory may be why it ends
-            self.finish("interrupted" if interrupted else "failed", None, error=None if interrupted else said)
+            self.finish("interrupted" if interrupted else "failed", None, error=None if interrupted else reason)
 
 
 def rates_of(groups: Sequence[tuple[int, Totals]]) -> dict[str, float]:

@@ -12,6 +12,7 @@ from offload.pipeline.index.rows import close_rows
 from offload.pipeline.index.source import Index
 from offload.pipeline.pool.packed_recipe import PackedRecipe
 from offload.pipeline.raydata.units import UnitIndex, UnitRecipe
+from offload.report.events import ClassesDiffer
 from offload.train.messages import TRAIN
 
 
@@ -105,15 +106,14 @@ class Listed:
         return replace(stream, dataset=self.pipeline.dataset)
 
 
-def classes_that_differ(listed: Mapping[str, Listed]) -> list[dict[str, Any]]:
-    """For each data set in which a label means another class than in the one for training: its name (``dataset``), the first such
-    ``label``, and that label's class there (``is_here``) and in training (``is_there``, None if it has none)."""
+def classes_that_differ(listed: Mapping[str, Listed]) -> list[ClassesDiffer]:
+    """For each data set in which a label means another class than in the one for training, the first such label."""
     trained = listed[TRAIN].classes
-    found = []
-    for name, each in listed.items():
-        for label, is_here in enumerate(each.classes if trained else ()):
+    mismatches = []
+    for name, dataset in listed.items():
+        for label, is_here in enumerate(dataset.classes if trained else ()):
             is_there = trained[label] if label < len(trained) else None
             if is_here != is_there:
-                found.append({"dataset": name, "label": label, "is_here": is_here, "is_there": is_there})
+                mismatches.append(ClassesDiffer(dataset=name, label=label, is_here=is_here, is_there=is_there))
                 break
-    return found
+    return mismatches

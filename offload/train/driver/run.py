@@ -27,8 +27,11 @@ from offload.pipeline.work.environment import WorkingFolder
 from offload.pipeline.work.unpicklable import obstacle, used
 from offload.prices import built_in
 from offload.process.interrupts import COMMITTED_END_S, Interrupts, handled
-from offload.report.live import LiveLine
+from offload.report.events.faults import OthersHold
+from offload.report.events.membership import RunLeaving
+from offload.report.events.training import RunStarted
 from offload.report.run_dir import RunDirectory
+from offload.report.terminal.live_line import LiveLine
 from offload.train.checkpoints.storage import Marker, Storage
 from offload.train.cluster.connection import (
     INSTANCE_TYPE,
@@ -144,9 +147,9 @@ class Run:
         )
         self._announce()
         if others := self.cluster.held_of_all():
-            self.log.tell("others_hold", held=others)
-        for each in classes_that_differ(self.listed):
-            self.log.tell("classes_differ", **each)
+            self.log.tell(OthersHold(held=others))
+        for mismatch in classes_that_differ(self.listed):
+            self.log.tell(mismatch)
         import_ahead(set(cores.nodes), cores.runtime_env)
         marker = Marker.of(storage, name)
         try:
@@ -421,14 +424,16 @@ class Run:
         there = {node.instance_type for node in self.cluster.nodes} | set(self.trainer.cluster.usd_per_hour or ())
         self.log.know(self.cluster.nodes)
         self.log.start(
-            workers=self.placement.workers,
-            preprocessing_cores=self.placement.cores,
-            local_batch_size=self.split.local_batch_size,
-            accum_steps=self.split.accum_steps,
-            global_batch_size=self.split.global_batch_size,
-            nodes=[dataclasses.asdict(n) for n in self.cluster.nodes],
-            usd_per_hour={name: usd for name, usd in prices.items() if name in there},
-            datasets={n: {"source": s.pipeline.name, "samples": s.samples} for n, s in self.listed.items()},
+            RunStarted(
+                workers=self.placement.workers,
+                preprocessing_cores=self.placement.cores,
+                local_batch_size=self.split.local_batch_size,
+                accum_steps=self.split.accum_steps,
+                global_batch_size=self.split.global_batch_size,
+                nodes=[dataclasses.asdict(n) for n in self.cluster.nodes],
+                usd_per_hour={name: usd for name, usd in prices.items() if name in there},
+                datasets={n: {"source": s.pipeline.name, "samples": s.samples} for n, s in self.listed.items()},
+            )
         )
         if self.directory.resuming:
             self.live.note(f"resuming the run in {self.directory.path}")
@@ -485,7 +490,7 @@ class Run:
                 watchers.look([node for node in alive if node.node_id in conductor.fleet.in_use], draining)
                 leaving = not ends_with.isdisjoint(draining)
                 if leaving:
-                    self.log.tell("run_leaving", nodes=[n.name for n in alive if n.node_id in ends_with & draining])
+                    self.log.tell(RunLeaving(nodes=[n.name for n in alive if n.node_id in ends_with & draining]))
                     return
                 conductor.look(self.log.news, alive, draining)
                 if tuner is not None:

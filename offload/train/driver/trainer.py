@@ -35,10 +35,9 @@ from offload.pipeline.describe.pipeline import Pipeline
 from offload.pipeline.pool.ray_state import held_in_vain
 from offload.pipeline.raydata.source import units_of
 from offload.pipeline.raydata.units import UnitIndex
-from offload.report.full_screen import live_view
-from offload.report.run_dir import CHECKPOINTS, RunDirectory
-from offload.report.run_lock import locked
-from offload.report.summary import format_summary
+from offload.report.run_dir import CHECKPOINTS, RunDirectory, locked
+from offload.report.terminal.full_screen import live_view
+from offload.report.terminal.summary import format_summary
 from offload.train.callback import Callback
 from offload.train.checkpoints.ray_list import mend_snapshot
 from offload.train.checkpoints.storage import (

@@ -8,16 +8,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from offload.adapt.cores import CoresLearned, InputSeen, count_cores
 from offload.adapt.decide import Decision, Keep, Resize, State, cores_meanwhile, decide
-from offload.adapt.observe import INPUT_BOUND, Seen, StepInterval
+from offload.adapt.observe import Seen, StepInterval
 from offload.adapt.situation import Option, Rules, Situation
-from offload.measure.steps import Totals
+from offload.measure.steps import INPUT_BOUND, Totals
 from offload.model.batch_split import BatchSplit
 from offload.model.noise import GradientNoise
-from offload.model.overlap import overlap_of_queue
+from offload.model.overlap import LEAST_VARIATION, overlap_of_queue
+from offload.report.events import Decided, GainMeasured, RunEvent
 from offload.train.config import Adaptation, BatchSize
 from offload.train.driver.fleet.messages import (
     CoresWanted,
@@ -26,14 +26,11 @@ from offload.train.driver.fleet.messages import (
     Learned,
     ResizeDecided,
     SplitDecided,
-    Tell,
     WorkersWanted,
 )
 from offload.train.driver.fleet.state import Fleet
 from offload.train.messages import TRAIN, News, sum_of
 from offload.train.worker.data.fetching import PREFETCH_BLOCKS
-
-LEAST_VARIATION = 0.1  # least variation from task to task on a shared machine
 
 
 class Tuner:
@@ -55,7 +52,7 @@ class Tuner:
         self._expected: tuple[BatchSplit, float] | None = None
         self._cores = CoresLearned()
 
-    def look(self, news: News, fleet: Fleet, now_s: float) -> list[Event | Tell]:
+    def look(self, news: News, fleet: Fleet, now_s: float) -> list[Event | RunEvent]:
         """The events that follow from the news, with a decision if an interval has passed since the last one."""
         split = news.group.split
         if not news.running or fleet.busy or split is None:
@@ -105,7 +102,7 @@ class Tuner:
             events.append(WorkersWanted(workers=split.workers))
         return events + self._decided(decision, interval)
 
-    def _follow_schedule(self, news: News, split: BatchSplit, fleet: Fleet) -> list[Event | Tell]:
+    def _follow_schedule(self, news: News, split: BatchSplit, fleet: Fleet) -> list[Event | RunEvent]:
         """The change that the user's schedule asks for, if there is one."""
         asked = self._scheduled(news)
         options = {option.workers: option for option in fleet.options()} if asked is not None else {}
@@ -122,15 +119,17 @@ class Tuner:
             if self._adaptation.by_progress
             else f"in epoch {news.epoch + 1}"
         )
-        told = {
-            "decision": "resize",
-            "reason": f"the schedule asks for {asked} workers {when}",
-            "nodes": options[fitting].nodes,
-            **dataclasses.asdict(batch),
-        }
-        return [Tell(kind="decided", values=told), ResizeDecided(split=batch)]
+        decided = Decided(
+            decision="resize",
+            reason=f"the schedule asks for {asked} workers {when}",
+            nodes=options[fitting].nodes,
+            workers=batch.workers,
+            local_batch_size=batch.local_batch_size,
+            accum_steps=batch.accum_steps,
+        )
+        return [decided, ResizeDecided(split=batch)]
 
-    def _entries_followed(self, news: News, fleet: Fleet) -> list[Event | Tell]:
+    def _entries_followed(self, news: News, fleet: Fleet) -> list[Event | RunEvent]:
         """Let workers go on that wait for the scheduled count: they have reached it, or it does not fit."""
         begun = self._adaptation.entries_begun(news.epoch, _progress(news))
         return [EntriesFollowed(entries=begun)] if begun > fleet.entries_followed else []
@@ -143,15 +142,15 @@ class Tuner:
 
         It follows from the last intervals alone: the model of all sizes follows more slowly if the time of a size changes.
         """
-        bounds, each = self._core_bounds, self.seen.input_samples_per_s(1.0)
+        bounds = self._core_bounds
         pace, cores = news.rates.get(TRAIN, {}).get("input_pace_samples_per_s"), news.cores[0]
         paced = pace / cores if pace and cores else math.inf
         # Tasks that wait for storage deliver less than their CPU time suggests. The clock shows it while the input does not bind.
-        each = min(each, paced)
+        per_core = min(self.seen.input_samples_per_s(1.0), paced)
         device = interval.device_samples_per_s
         # New cores may not preprocess yet, and would seem slow.
         settled = self.seen.recent is not None and self.seen.recent.settled
-        if bounds is None or device is None or math.isinf(each) or not settled:
+        if bounds is None or device is None or math.isinf(per_core) or not settled:
             return None
         seen = InputSeen(
             cores=cores,
@@ -159,7 +158,7 @@ class Tuner:
             samples_per_s=interval.samples_per_s,
             bound=interval.stall >= INPUT_BOUND,
             device_samples_per_s=device,
-            core_samples_per_s=each,
+            core_samples_per_s=per_core,
             core_pace_samples_per_s=paced,
             busy_core_samples_per_s=(self.seen.ceiling_samples_per_s or 1.0) / max(self.seen.cores, 1.0),
             conditions=(interval.nodes, interval.split),
@@ -168,10 +167,13 @@ class Tuner:
         self._cores, wanted = count_cores(
             self._cores, seen, bounds=bounds, before=fleet.cores_goal, overlap=rules.overlap, price=price
         )
-        because = {"device_samples_per_s": device, "core_samples_per_s": each}
-        if self._cores.enough is not None and wanted < (fleet.cores_goal or 0):
-            because["capped_samples_per_s"] = interval.samples_per_s
-        return CoresWanted(cores=wanted, because=because)
+        capped = self._cores.enough is not None and wanted < (fleet.cores_goal or 0)
+        return CoresWanted(
+            cores=wanted,
+            device_samples_per_s=device,
+            core_samples_per_s=per_core,
+            capped_samples_per_s=interval.samples_per_s if capped else None,
+        )
 
     def _situation(self, news: News, split: BatchSplit, options: Sequence[Option], fleet: Fleet) -> Situation:
         known, goal = news.group.noise, news.group.goal
@@ -201,35 +203,38 @@ class Tuner:
             overlap=overlap_of_queue(PREFETCH_BLOCKS, variation),
         )
 
-    def _compared(self, interval: StepInterval) -> list[Event | Tell]:
+    def _compared(self, interval: StepInterval) -> list[Event | RunEvent]:
         """The expected and the real gain of a change."""
         if self._expected is None or self._expected[0] != interval.split:
             return []
         predicted = self._expected[1]
         self._expected = None
-        rates = {"predicted_samples_per_s": predicted, "measured_samples_per_s": interval.samples_per_s}
-        return [Tell(kind="measured", values=rates)]
+        return [GainMeasured(predicted_samples_per_s=predicted, measured_samples_per_s=interval.samples_per_s)]
 
-    def _decided(self, decision: Decision, interval: StepInterval) -> list[Event | Tell]:
-        told: dict[str, Any] = {
-            "decision": type(decision).__name__.lower(),
-            "reason": decision.reason,
-            "samples_per_s": interval.samples_per_s,
-            "stall": interval.stall,
-        }
-        events: list[Event | Tell] = [Learned(state=self.seen.to_state())]
-        if not isinstance(decision, Keep):
-            split = decision.split
-            told |= {
-                "nodes": decision.nodes,
-                **dataclasses.asdict(split),
-                "global_batch_size": split.global_batch_size,
-                "predicted_samples_per_s": decision.predicted_samples_per_s,
-                "predicted_goodput": decision.predicted_goodput,
-            }
-            self._expected = split, decision.predicted_samples_per_s
-            events.append(ResizeDecided(split=split) if isinstance(decision, Resize) else SplitDecided(split=split))
-        return [Tell(kind="decided", values=told), *events]
+    def _decided(self, decision: Decision, interval: StepInterval) -> list[Event | RunEvent]:
+        decided = Decided(
+            decision=type(decision).__name__.lower(),
+            reason=decision.reason,
+            samples_per_s=interval.samples_per_s,
+            stall=interval.stall,
+        )
+        learned = Learned(state=self.seen.to_state())
+        if isinstance(decision, Keep):
+            return [decided, learned]
+        split = decision.split
+        decided = dataclasses.replace(
+            decided,
+            nodes=decision.nodes,
+            workers=split.workers,
+            local_batch_size=split.local_batch_size,
+            accum_steps=split.accum_steps,
+            global_batch_size=split.global_batch_size,
+            predicted_samples_per_s=decision.predicted_samples_per_s,
+            predicted_goodput=decision.predicted_goodput,
+        )
+        self._expected = split, decision.predicted_samples_per_s
+        change = ResizeDecided(split=split) if isinstance(decision, Resize) else SplitDecided(split=split)
+        return [decided, learned, change]
 
 
 def _progress(news: News) -> float:

@@ -18,6 +18,16 @@ from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.feed.feed import Feed
 from offload.pipeline.pool.core_watch import CoreWatch
 from offload.pipeline.program.printed import Outlet, Printed
+from offload.report.events import (
+    BlocksThroughRay,
+    CacheStopped,
+    CoresShared,
+    DataPrinted,
+    NodePreprocesses,
+    PreprocessingLost,
+    PreprocessingSlow,
+    WaitsForCpus,
+)
 from offload.report.run_tail import Tails, tails_in
 from offload.train.cluster.holdings import HUB, worker_title
 from offload.train.hub.board import Board
@@ -61,10 +71,10 @@ class Hub(Feed, Board):
     def _share_cores(self) -> None:
         if self.pool is not None:
             self.pool.share()
-            self.note("cores_shared")
+            self.note(CoresShared())
 
     def _waits_for_cpus(self, dataset: str, seconds: float, held: str) -> None:
-        self.note("waits_for_cpus", dataset=dataset, seconds=round(seconds), held=held)
+        self.note(WaitsForCpus(dataset=dataset, seconds=round(seconds), held=held))
 
     def _never_gets_cpus(self, dataset: str, seconds: float, held: str) -> None:
         self.failed(
@@ -94,23 +104,23 @@ class Hub(Feed, Board):
 
     def lost(self, node: str, error: BaseException) -> None:
         """Report that a preprocessing process died."""
-        self.note("preprocessing_lost", node=node, reason=str(error).strip().splitlines()[0])
+        self.note(PreprocessingLost(node=node, reason=str(error).strip().splitlines()[0]))
 
     def slow(self, node: str, what: str, seconds: float) -> None:
         """Report that a preprocessing process has worked on one sample for a long time."""
-        self.note("preprocessing_slow", node=_address(node), what=what, seconds=round(seconds))
+        self.note(PreprocessingSlow(node=_address(node), what=what, seconds=round(seconds)))
 
     def cache_stopped(self, node: str, reason: str) -> None:
         """Report that a preprocessing process stores nothing more in its node's cache. The first report of a node counts."""
         if node not in self._without_cache:
             self._without_cache.add(node)
-            self.note("cache_stopped", node=_address(node), reason=reason)
+            self.note(CacheStopped(node=_address(node), reason=reason))
 
     def blocks_through_ray(self, node: str, reason: str) -> None:
         """Report that the blocks of a node do not reach the workers directly. The first report of a node counts."""
         if node not in self._through_ray:
             self._through_ray.add(node)
-            self.note("blocks_through_ray", node=_address(node), reason=reason)
+            self.note(BlocksThroughRay(node=_address(node), reason=reason))
 
     def printed(self, key: str, printed: Printed) -> None:
         """Report what a preprocessing process has printed."""
@@ -125,7 +135,7 @@ class Hub(Feed, Board):
 
     def _pass_on(self, *, last: bool = False) -> None:
         for line in self._outlet.take(last=last):
-            self.note("printed", stream=line.stream, text=line.text)
+            self.note(DataPrinted(stream=line.stream, text=line.text))
 
     def given_up(self, node: str, what: str, seconds: float) -> None:
         """Report that a preprocessing process ends because nothing can interrupt its call."""
@@ -133,7 +143,7 @@ class Hub(Feed, Board):
 
     def works(self, node: str) -> None:
         """Report that a node has begun to preprocess."""
-        self.note("node_preprocesses", node=node)
+        self.note(NodePreprocesses(node=node))
 
 
 def _address(node_id: str) -> str:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from offload.adapt.failures import failures_per_s
 from offload.measure.steps import Totals
 from offload.model.batch_split import BatchSplit
+from offload.report.events import HUB, OutOfMemory, RunEvent, WorkerLost
 from offload.train.messages import GroupStart, GroupStatus, News, Orders, Push, sum_of
 
 FAILURES = 2  # worker failures on a node within FORGET_S before it counts as failing
@@ -46,7 +46,7 @@ class Board:
         self._totals: dict[int, Totals] = {}
         self._past: list[tuple[int, Totals]] = []
         self._metrics: dict[str, float] = {}
-        self._events: list[dict[str, Any]] = []
+        self._events: list[RunEvent] = []
         self._dropped = 0  # the number of events before these
         self._epoch = self._step = self._samples = 0
         self._group = GroupStatus()
@@ -101,10 +101,10 @@ class Board:
                 spent=self._spent_now(),
             )
 
-    def note(self, kind: str, /, **values: Any) -> None:
+    def note(self, event: RunEvent) -> None:
         """Add an event that no worker reports."""
         with self._board:
-            self._events.append({"event": kind, "at": time.time(), "rank": None, **values})
+            self._events.append(event.reported(time.time(), HUB))
 
     # -- the workers -----------------------------------------------------------------------------------------------
 
@@ -151,16 +151,12 @@ class Board:
             if most < 1:
                 return False
             smaller = split.with_local_at_most(most)
-            self._events.append(
-                {
-                    "event": "out_of_memory",
-                    "at": time.time(),
-                    "rank": rank,
-                    "did_not_fit": split.local_batch_size,
-                    "local_batch_size": smaller.local_batch_size,
-                    "accum_steps": smaller.accum_steps,
-                }
+            event = OutOfMemory(
+                did_not_fit=split.local_batch_size,
+                local_batch_size=smaller.local_batch_size,
+                accum_steps=smaller.accum_steps,
             )
+            self._events.append(event.reported(time.time(), rank))
             self._most_local = most
             return True
 
@@ -199,7 +195,7 @@ class Board:
 
         Return whether to try again; False after several attempts in a row without progress.
         """
-        self.note("worker_lost", reason=reason)
+        self.note(WorkerLost(reason=reason))
         with self._changed:
             self._failures += 1
             self._running, self._failed = False, self._attempt

@@ -10,6 +10,7 @@ from offload.model.batch_split import BatchSplit
 from offload.pipeline.blocks.receiver import Pending
 from offload.pipeline.feed.feed import Feed
 from offload.pipeline.feed.passes import PassKey, PassRequest, Reach, Slice
+from offload.report.events import RunEvent
 from offload.report.run_tail import Tails
 from offload.train.cluster.connection import Asked
 from offload.train.hub.actor import Hub
@@ -53,9 +54,9 @@ class HubClient:
         """See :meth:`Feed.costs`."""
         return self._ask(Feed.costs, name)
 
-    def note(self, kind: str, /, **values: Any) -> None:
+    def note(self, event: RunEvent) -> None:
         """See :meth:`Board.note`. Does not wait."""
-        self._start(Board.note, kind, **values)
+        self._start(Board.note, event)
 
     def end_printing(self) -> None:
         """See :meth:`Hub.end_printing`."""

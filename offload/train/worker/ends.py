@@ -9,6 +9,8 @@ import time
 
 from offload.errors import RunError
 from offload.model.batch_split import BatchSplit
+from offload.report.events.decisions import ReadyToResize
+from offload.report.events.training import StoppedEarly
 from offload.train.messages import End
 from offload.train.worker.goal import Goal
 from offload.train.worker.links.agreement import Mailbox, Over, TrainingAgreement
@@ -140,7 +142,7 @@ class Ends:
         if over == "stop" and not self._state.progress.stopped:
             self._state.stop()
             if self._place.rank == 0:
-                self._reporter.event("stopped_early", epoch=epoch, step=self._state.progress.step)
+                self._reporter.event(StoppedEarly(epoch=epoch, step=self._state.progress.step))
 
     # -- the driver's orders ---------------------------------------------------------------------------------------
 
@@ -178,7 +180,7 @@ class Ends:
         if end == "stop":
             raise StopRun
         if self._place.rank == 0:
-            self._reporter.event("ready_to_resize", step=self._state.progress.step)
+            self._reporter.event(ReadyToResize(step=self._state.progress.step))
             self._reporter.flush()
             self._setup.hub.ready_to_end(self._attempt)
         self._await_end_of_process()

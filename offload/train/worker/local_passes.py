@@ -14,6 +14,8 @@ from offload.model.batch_split import BatchSplit
 from offload.pipeline.blocks.receiver import DirectBlocks
 from offload.pipeline.feed.passes import PassKey, PassRequest
 from offload.pipeline.order.shuffling import pass_number
+from offload.report.events.faults import PassesDiffer
+from offload.report.events.training import FirstBatch, SampleSkipped
 from offload.train.messages import TRAIN
 from offload.train.worker.data.batches import Batches, Cutting, LocalBatch
 from offload.train.worker.data.cutting import Cut, Skipped
@@ -66,11 +68,9 @@ class LocalPass:
     def _note_skipped(self, skipped: Sequence[Skipped]) -> None:
         for sample in skipped:
             self._reporter.event(
-                "skipped",
-                dataset=self.name,
-                sample_id=sample.sample_id,
-                reason=sample.reason,
-                epoch=self._reporter.epoch,
+                SampleSkipped(
+                    dataset=self.name, sample_id=sample.sample_id, reason=sample.reason, epoch=self._reporter.epoch
+                )
             )
 
 
@@ -117,7 +117,7 @@ class TrainingPass(LocalPass):
         if batch is not None:
             self._delivered = True
             seconds = round(time.monotonic() - self._began, 3)
-            self._reporter.event("first_batch", epoch=self.epoch, seconds=seconds)
+            self._reporter.event(FirstBatch(epoch=self.epoch, seconds=seconds))
         while batch is not None:
             yield batch
             arrival, self._ahead = self._ahead or self._arrival(), None
@@ -412,7 +412,7 @@ class OtherPasses:
             rank, name = difference
             self._told = True
             passes = [mine[name], entered[rank][name]]
-            self._reporter.event("passes_differ", dataset=name, epoch=epoch, other=rank, passes=passes)
+            self._reporter.event(PassesDiffer(dataset=name, epoch=epoch, other=rank, passes=passes))
 
 
 def _refuse_empty_pass(leftover: Sequence[Skipped], epoch: int) -> NoReturn:

@@ -13,6 +13,7 @@ import torch
 
 from offload.errors import RunError
 from offload.measure.steps import StepMeter
+from offload.report.events.training import PassNotFinished
 from offload.train.messages import TRAIN
 from offload.train.worker.data.batch import shown_batch
 from offload.train.worker.ends import Ends
@@ -232,7 +233,7 @@ class TrainingLoop:
         """Report the samples that the pass leaves untrained, since training ends in its middle."""
         samples = self.setup.train.delivered
         if samples is not None:
-            self.progress.event("pass_not_finished", epoch=self.epoch, untrained=current.untrained(samples))
+            self.progress.event(PassNotFinished(epoch=self.epoch, untrained=current.untrained(samples)))
 
     # -- steps -----------------------------------------------------------------------------------------------------
 

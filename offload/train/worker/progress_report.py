@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from offload.model.batch_split import BatchSplit
+from offload.report.events.decisions import Rebatched
+from offload.report.events.event import RunEvent
+from offload.report.events.training import FirstStep, MetricsReported, WorkersResumed
 from offload.train.messages import GroupStatus
 from offload.train.worker.links.reporter import Reporter
 from offload.train.worker.saving.training_state import TrainingState
@@ -47,10 +50,10 @@ class ProgressReport:
         self._metrics: dict[str, float] = {}
         self._metric_steps: dict[str, int] = {}  # the step that each metric describes
 
-    def event(self, kind: str, **values: Any) -> None:
+    def event(self, event: RunEvent) -> None:
         """Report an event that concerns all ranks."""
         if self._rank == 0:
-            self._reporter.event(kind, **values)
+            self._reporter.event(event)
 
     def tell(self, goal: float | None) -> None:
         """Put the progress into the next push. ``goal``: the progress at which training ends, in samples; None if unknown."""
@@ -73,13 +76,14 @@ class ProgressReport:
         self.tell(goal)
         state = self._state
         self.event(
-            "resumed",
-            attempt=attempt,
-            epoch=state.progress.epoch,
-            step=state.progress.step,
-            trained=len(state.progress.trained),
-            epoch_starts_again=state.changed,
-            damaged=state.damaged,
+            WorkersResumed(
+                attempt=attempt,
+                epoch=state.progress.epoch,
+                step=state.progress.step,
+                trained=len(state.progress.trained),
+                epoch_starts_again=state.changed,
+                damaged=state.damaged,
+            )
         )
 
     def follow(self, split: BatchSplit, epoch: int) -> None:
@@ -89,18 +93,19 @@ class ProgressReport:
         self.split = split
         self._split_changes += 1
         self.event(
-            "rebatched",
-            epoch=epoch,
-            step=self._state.progress.step,
-            local_batch_size=split.local_batch_size,
-            accum_steps=split.accum_steps,
-            global_batch_size=split.global_batch_size,
+            Rebatched(
+                epoch=epoch,
+                step=self._state.progress.step,
+                local_batch_size=split.local_batch_size,
+                accum_steps=split.accum_steps,
+                global_batch_size=split.global_batch_size,
+            )
         )
 
     def stepped(self) -> None:
         """Note the end of a global batch."""
         if not self._has_stepped:
-            self.event("first_step", step=self._state.progress.step, workers=self._workers)
+            self.event(FirstStep(step=self._state.progress.step, workers=self._workers))
         self._has_stepped = True
 
     def metrics(self, means: Mapping[str, float], texts: Mapping[str, str], *, epoch: int, within_step: bool) -> None:
@@ -109,8 +114,7 @@ class ProgressReport:
         self._metrics.update(means)
         self._metric_steps.update(dict.fromkeys(means, step + within_step))
         self._reporter.metrics(self._metrics)
-        said = {"texts": dict(texts)} if texts else {}
-        self.event("report", epoch=epoch, step=step, metrics=dict(means), **said)
+        self.event(MetricsReported(epoch=epoch, step=step, metrics=dict(means), texts=dict(texts) if texts else None))
 
     # -- for checkpoints -------------------------------------------------------------------------------------------
 

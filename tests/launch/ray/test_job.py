@@ -821,7 +821,7 @@ def test_a_run_imports_nothing_else_by_itself() -> None:
     code = (
         "import sys\n"
         "for name in ('torchvision', 'timm', 'simplejpeg', 'aiohttp', 'boto3', 'sklearn'): sys.modules[name] = None\n"
-        "import offload.cli.main, offload.train.driver.trainer, offload.train.worker.context, offload.report.html"
+        "import offload.cli.main, offload.train.driver.trainer, offload.train.worker.context, offload.report.page.html"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=300, check=True)
 

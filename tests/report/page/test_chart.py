@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offload.prices import built_in
-from offload.report.page.chart import POINTS, Axis, Bins, Line, Mark, merged, value_axis
+from offload.report.page.charts.chart import POINTS, Axis, Bins, ChartLine, Mark, merged, value_axis
+from offload.report.page.charts.run_charts import bins_of, busy, marks_of, sizes, step_parts, throughput
 from offload.report.page.records import read_run
-from offload.report.page.run_charts import bins_of, busy, marks_of, sizes, step_parts, throughput
 from offload.report.page.story import Story
 from tests.report.runs import Writer, eventful, plain
 
 finite = st.floats(-1e9, 1e9)
 
 
-def line(*y: float | None) -> Line:
-    return Line(name="x", role="a", x=tuple(float(n) for n in range(len(y))), y=y)
+def line(*y: float | None) -> ChartLine:
+    return ChartLine(name="x", role="a", x=tuple(float(n) for n in range(len(y))), y=y)
 
 
 @given(st.lists(finite, min_size=1, max_size=1500))

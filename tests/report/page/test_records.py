@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from offload.errors import ConfigError
 from offload.report import run_tail
-from offload.report.page.records import COLUMNS, RunReader, number, read_run, text
+from offload.report.json_values import number, text
+from offload.report.page.records import COLUMNS, RunReader, read_run
 from offload.report.run_tail import Tails, tails_in
 from tests.report.runs import Writer, plain
 
@@ -27,7 +28,7 @@ def test_intervals_events_and_metrics_become_columns(tmp_path: Path) -> None:
     assert set(run.intervals.columns) == set(COLUMNS)
     assert np.isfinite(run.intervals["samples_per_s"]).all()
     assert set(run.intervals.cores) == {"ml.g5.xlarge", "ml.c5.4xlarge"}
-    assert [e["event"] for e in run.events][:1] == ["run_started"]
+    assert [event.kind for event in run.events][:1] == ["run_started"]
     assert run.summary["status"] == "finished"
     assert run.notes == ()
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offload.prices import built_in
-from offload.report.page.clock import Clock, Session
-from offload.report.page.nodes import nodes_of
+from offload.report.page.clock import RunClock, Session
+from offload.report.page.node_history import nodes_of
 from offload.report.page.records import read_run
 from offload.report.page.story import Story
 from tests.report.runs import START, Writer, cpu_node, eventful, gpu_node, plain
@@ -32,7 +32,7 @@ def test_the_clock_never_runs_back_and_stands_still_between_sessions(
         at += pause_s + 1
         sessions.append(Session(began=at, ended=at + length_s, status=None))
         at += length_s
-    clock = Clock(tuple(sessions))
+    clock = RunClock(tuple(sessions))
     times = sorted(data.draw(st.lists(st.floats(0, 2 * at), min_size=2, max_size=20)))
     seconds = clock.seconds(times)
     assert (np.diff(seconds) >= 0).all()
@@ -104,7 +104,7 @@ def test_nodes_join_get_notice_leave_and_are_lost(tmp_path: Path) -> None:
     run.train(10)
     run.end()
     records = read_run(tmp_path)
-    clock = Clock.of(records)
+    clock = RunClock.of(records)
     nodes = {node.node_id: node for node in nodes_of(records, clock)}
     gpu, left, lost, late = (nodes[n.node_id] for n in (gpu_node(), cpu_node(0), cpu_node(1), cpu_node(7)))
     assert gpu.there == [(0.0, clock.length_s)]

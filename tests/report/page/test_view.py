@@ -13,13 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offload.prices import built_in
+from offload.report.events import GROUPS, read_event
+from offload.report.page.charts.metric_charts import points_of
 from offload.report.page.compare import batch_rates, names_of, speed_up
-from offload.report.page.document import document_of
-from offload.report.page.metric_charts import points_of
+from offload.report.page.page_view import RunView, document_of, page_of
 from offload.report.page.records import read_run
 from offload.report.page.story import Story
-from offload.report.page.view import RunView, page_of
-from offload.report.page.words import GROUPS, told
 from offload.report.run_dir import RunDirectory, to_json
 from tests.report.runs import START, Writer, eventful, plain
 
@@ -37,11 +36,11 @@ def view_of(*paths: Path) -> RunView:
 
 def test_every_event_of_a_run_is_a_sentence(tmp_path: Path) -> None:
     story = story_of(eventful(tmp_path / "run"))
-    for each in story.told:
-        assert each.group in GROUPS
-        assert each.group != "other", each
-        assert "{" not in each.words
-        assert each.words[0].isupper() or each.words[0].isdigit(), each.words
+    for worded in story.worded_events:
+        assert worded.event.GROUP in GROUPS
+        assert worded.event.GROUP != "other", worded
+        assert "{" not in worded.words
+        assert worded.words[0].isupper() or worded.words[0].isdigit(), worded.words
 
 
 @given(
@@ -63,8 +62,7 @@ def test_every_event_of_a_run_is_a_sentence(tmp_path: Path) -> None:
     ),
 )
 def test_an_event_with_any_values_has_words(kind: str, values: dict[str, Any]) -> None:
-    said = told({"event": kind, "at": 3.0, **values}, 3.0, {})
-    assert said.words
+    assert read_event({"event": kind, "at": 3.0, **values}).words({})
 
 
 def test_the_same_words_again_and_again_are_one_row(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from offload.prices import built_in
 from offload.report.page.records import read_run
 from offload.report.page.story import Story
 from offload.report.page.verdict import against_alone, bottleneck, money_missing, what_next
-from offload.report.page.what_if import Model, alone, best_step
+from offload.report.page.what_if import RunModel, alone, best_step
 from tests.report.runs import Writer, cpu_node, gpu_node, plain
 
 
@@ -18,9 +18,9 @@ def story_of(path: Path, **given: float) -> Story:
     return Story(read_run(path), built_in(), given)
 
 
-def model_of(path: Path) -> Model:
+def model_of(path: Path) -> RunModel:
     model = story_of(path).model
-    assert isinstance(model, Model), model
+    assert isinstance(model, RunModel), model
     return model
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from offload.report.sentences import sentence
+from offload.report.events.membership import SpotNoticed
 from offload.train.cluster import instance_metadata
 from offload.train.cluster.instance_metadata import NOTICE_S, InstanceMetadata, MetadataError, SpotNotice, parse_notice
 from tests.emulation.metadata_service import INSTANCE_ACTION, TOKEN, MetadataService
@@ -158,7 +158,7 @@ def test_a_garbled_notice_is_no_notice_and_no_silence() -> None:
 
 
 def test_a_notice_is_told_in_words() -> None:
-    told = sentence("spot_notice", {"node": "10.0.0.7", "action": "terminate", "deadline_at": NOW + 118, "at": NOW})
+    told = SpotNoticed(at=NOW, node="10.0.0.7", source=None, action="terminate", deadline_at=NOW + 118).sentence({})
     assert told == "AWS takes node 10.0.0.7 back in 118 s (terminate): the run drains it"
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import offload
+from offload.report.events import Decided, RunStarted, WorkerCountWanted
 from offload.report.page.records import read_run
 from offload.report.run_dir import EVENTS, METRICS, REPORT, SUMMARY, read_lines
 from offload.train.driver import listeners
@@ -153,10 +154,10 @@ def test_a_callback_that_hangs_delays_no_other_and_is_named(tmp_path: Path) -> N
             release.wait()
 
     both = Listeners([Hanging(), recorder])
-    began = {
-        "event": "run_started", "at": 1.0, "workers": 1, "preprocessing_cores": 3, "global_batch_size": 8, "local_batch_size": 8,
-        "accum_steps": 0, "nodes": [],
-    }  # fmt: skip
+    began = RunStarted(
+        at=1.0, workers=1, preprocessing_cores=3, global_batch_size=8, local_batch_size=8, accum_steps=0, nodes=[],
+        usd_per_hour={}, datasets={},
+    )  # fmt: skip
     try:
         both.started(tmp_path, began)
         both.ended({"status": "failed", "error": "no space"})
@@ -165,16 +166,16 @@ def test_a_callback_that_hangs_delays_no_other_and_is_named(tmp_path: Path) -> N
         assert [name for name, _ in recorder.heard] == ["started", "ended"]
         assert recorder.of("ended")[0].error == "no space"
         (failure,) = both.failures()
-        assert "Hanging" in failure["callback"]
-        assert failure["error"].startswith("it was still busy when ")
+        assert "Hanging" in failure.callback
+        assert failure.error.startswith("it was still busy when ")
         assert both.failures() == []
     finally:
         release.set()
 
 
 def test_each_decision_has_a_reason() -> None:
-    resize = {"event": "decided", "at": 1.0, "decision": "resize", "reason": "two more feed"}
-    wanted = {"event": "workers_wanted", "at": 1.0, "workers": 4, "before": 2}
+    resize = Decided(at=1.0, decision="resize", reason="two more feed")
+    wanted = WorkerCountWanted(at=1.0, workers=4, before=2)
     assert (decision_of(resize).kind, decision_of(resize).reason) == ("resize", "two more feed")
     assert (decision_of(wanted).kind, decision_of(wanted).reason) == (
         "workers_wanted",

@@ -11,13 +11,24 @@ import pytest
 from offload.measure.steps import Totals
 from offload.model.batch_split import BatchSplit
 from offload.model.placement import NodeResources, Placement
-from offload.report.live import LiveLine
+from offload.report.events import HUB, ClusterChanged, DataPrinted, RunStarted, SampleSkipped, WorkerPrinted
 from offload.report.run_dir import METRICS, PRINTED, REPORT, SKIPPED, RunDirectory, read_lines
+from offload.report.terminal.live_line import LiveLine
 from offload.train.driver import event_log
 from offload.train.driver.event_log import EventLog
 from offload.train.messages import News
 
 GPU = NodeResources(name="10.0.0.1", node_id="g", cpus=4.0, gpus=1.0, instance_type="ml.g5.xlarge")
+STARTS = RunStarted(
+    workers=1,
+    preprocessing_cores=3,
+    local_batch_size=64,
+    accum_steps=0,
+    global_batch_size=64,
+    nodes=[],
+    usd_per_hour={},
+    datasets={},
+)
 CPUS = [NodeResources(name=f"10.0.1.{n}", node_id=f"c{n}", cpus=16.0) for n in range(2)]
 
 
@@ -63,12 +74,14 @@ def test_intervals_tell_what_each_kind_of_node_spent_on_preprocessing(tmp_path: 
 def test_a_node_that_joins_is_known_from_then_on(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     log.tell(
-        "cluster_changed",
-        left=[],
-        leaving=[],
-        joined=["10.0.1.0"],
-        joined_nodes=[dataclasses.asdict(CPUS[0])],
-        preprocessing_cores=16,
+        ClusterChanged(
+            left=[],
+            leaving=[],
+            joined=["10.0.1.0"],
+            joined_nodes=[dataclasses.asdict(CPUS[0])],
+            workers=1,
+            preprocessing_cores=16,
+        )
     )
     log.take(news(10, spent={"c0": (16, 5.0)}))
     assert set(read_lines(tmp_path / METRICS)[0]["preprocessing"]) == {"CPU nodes"}
@@ -97,8 +110,8 @@ def test_a_defect_of_the_page_does_not_cost_the_run_its_result(tmp_path: Path, m
 def test_a_sample_that_several_sessions_skip_is_listed_and_counted_once(tmp_path: Path) -> None:
     def session(*samples: int) -> int:
         log = log_in(tmp_path)
-        log.start()
-        skipped = [{"event": "skipped", "dataset": "train", "sample_id": n, "reason": "damaged"} for n in samples]
+        log.start(STARTS)
+        skipped = [SampleSkipped(dataset="train", sample_id=n, reason="damaged", epoch=0) for n in samples]
         log.take(dataclasses.replace(news(1), events=tuple(skipped)))
         return int(log.finish("interrupted", None)["skipped"])
 
@@ -109,11 +122,11 @@ def test_a_sample_that_several_sessions_skip_is_listed_and_counted_once(tmp_path
 
 def test_what_data_sets_print_is_shown_and_written_down(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = log_in(tmp_path)
-    log.start()
+    log.start(STARTS)
     printed = [
-        {"event": "printed", "at": 1.0, "rank": None, "stream": "stdout", "text": "hello"},
-        {"event": "printed", "at": 2.0, "rank": None, "stream": "stderr", "text": "a warning"},
-        {"event": "print", "at": 3.0, "rank": 1, "stream": "stdout", "text": "the function\nprints"},
+        DataPrinted(at=1.0, by=HUB, stream="stdout", text="hello"),
+        DataPrinted(at=2.0, by=HUB, stream="stderr", text="a warning"),
+        WorkerPrinted(at=3.0, by=1, stream="stdout", text="the function\nprints"),
     ]
     log.take(dataclasses.replace(news(1), events=tuple(printed)))
     out, err = capsys.readouterr()

@@ -15,6 +15,7 @@ import offload
 from offload.measure.steps import Totals
 from offload.model.batch_split import BatchSplit
 from offload.model.placement import Bundle, NodeResources, WorkerResources
+from offload.report.events.event import DRIVER, RunEvent
 from offload.train.config import BatchSize
 from offload.train.driver.conductor import Conductor
 from offload.train.driver.fleet.machine import GRANT_S, step
@@ -72,8 +73,8 @@ class Plant:
             self.used, self.used_since = Counter(nodes), self.now_s
         return Room()
 
-    def tell(self, kind: str, **values: Any) -> None:
-        self.events.append({"event": kind, "at": self.now_s, **values})
+    def tell(self, event: RunEvent) -> None:
+        self.events.append(event.reported(self.now_s, DRIVER).to_json())
 
     def alive(self) -> list[NodeResources]:
         return [HEAD, *(NodeResources(name=name, node_id=name, cpus=NODE_CORES) for name in self.nodes)]

@@ -14,9 +14,9 @@ import torch
 
 import offload
 from offload.model.placement import NodeResources, beside, bundle_of
-from offload.report.live import LiveLine
+from offload.report.events.event import read_event
 from offload.report.run_dir import read_lines
-from offload.report.sentences import sentence
+from offload.report.terminal.live_line import LiveLine
 from offload.train.cluster.holdings import Holdings
 from offload.train.cluster.node_requests import NodeRequests
 from offload.train.cluster.ray_nodes import free_resources
@@ -92,7 +92,7 @@ def test_a_run_takes_the_cores_that_others_leave(ray_cluster: None, tmp_path: Pa
     assert summary["samples"] == SAMPLES
     assert summary["preprocessing_cores"] == LOGICAL_CPUS - 2 - 1  # one is the worker's
     (told,) = [event for event in read_lines(tmp_path / "run" / "events.jsonl") if event["event"] == "others_hold"]
-    assert sentence("others_hold", told) == (
+    assert read_event(told).sentence({}) == (
         "other programs hold 2 of 4 CPU: this run uses the rest, and will not use resources that they release later"
     )
 

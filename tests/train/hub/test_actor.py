@@ -10,7 +10,6 @@ import pytest
 import ray
 
 from offload.pipeline.feed.datasets import Cores
-from offload.report.sentences import sentence
 from offload.train.hub.actor import Hub
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
@@ -30,7 +29,7 @@ def test_a_node_whose_blocks_ray_carries_is_told_once(tmp_path: Path) -> None:
     for reason in ("TimeoutError: timed out", "OSError: no route to host"):
         ray.get(hub.blocks_through_ray.remote(here, reason), timeout=300)
     events = ray.get(hub.read.remote(0), timeout=300).events
-    said = [sentence(str(event["event"]), event) for event in events]
+    said = [event.sentence({}) for event in events]
     address = ray.util.get_node_ip_address()
     assert said == [
         f"samples of node {address} could not be sent to a worker directly (TimeoutError: timed out): Ray carries them, which takes more "

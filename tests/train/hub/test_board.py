@@ -6,10 +6,11 @@ import inspect
 
 from offload.measure.steps import Totals
 from offload.model.batch_split import BatchSplit
+from offload.report.events import ReadyToResize
 from offload.train.hub.actor import Hub
 from offload.train.hub.board import Board
 from offload.train.hub.client import HubClient
-from offload.train.messages import GroupStatus, Orders, Push
+from offload.train.messages import GroupStatus, News, Orders, Push
 
 TWO = BatchSplit(workers=2, local_batch_size=64, accum_steps=0)
 
@@ -38,20 +39,24 @@ def test_what_did_not_fit_into_memory_bounds_every_group_that_starts_later() -> 
     assert not board.out_of_memory(0, BatchSplit(workers=2, local_batch_size=1, accum_steps=0))
 
 
+def steps_of(news: News) -> list[int]:
+    return [event.step for event in news.events if isinstance(event, ReadyToResize)]
+
+
 def test_events_are_kept_until_the_driver_has_read_them() -> None:
     board = Board()
     for number in (1, 2):
-        board.note("seen", number=number)
+        board.note(ReadyToResize(step=number))
     first = board.read(0)
-    assert [each["number"] for each in first.events] == [1, 2]
+    assert steps_of(first) == [1, 2]
     assert board.read(0).events == first.events, "an answer may be lost"
-    board.note("seen", number=3)
+    board.note(ReadyToResize(step=3))
     second = board.read(first.cursor)
-    assert [each["number"] for each in second.events] == [3]
+    assert steps_of(second) == [3]
     assert len(board._events) == 1, "what the driver has is forgotten"
     assert board.read(second.cursor).events == ()
-    board.note("seen", number=4)
-    assert [each["number"] for each in board.read(second.cursor).events] == [4]
+    board.note(ReadyToResize(step=4))
+    assert steps_of(board.read(second.cursor)) == [4]
 
 
 def test_workers_are_replaced_once_they_are_ready_and_once_only() -> None:

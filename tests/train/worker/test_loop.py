@@ -256,4 +256,4 @@ def test_a_run_without_a_model_tells_of_no_checkpoint(tmp_path: Path, prepares: 
                 ctx.skip()
 
     [loop] = LocalRun(tmp_path).train(train)
-    assert ("checkpoint" in {event["event"] for event in loop.setup.hub.read(0).events}) is prepares
+    assert ("checkpoint" in {event.kind for event in loop.setup.hub.read(0).events}) is prepares

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import textwrap
 
+from offload.formatting import rate_shown
 from offload.launch.ray.cluster_files.planned import Planned
 from offload.launch.ray.cluster_files.text import WIDTH
-from offload.model.checks import rate_shown
 
 DASHBOARD = "http://127.0.0.1:8265"
 STORAGE = "s3://YOUR-BUCKET/runs/train"

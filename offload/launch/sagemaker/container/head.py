@@ -94,7 +94,7 @@ class Head:
             signal.signal(signal.SIGTERM, before)
 
     def _run_script(self, prepared: Prepared) -> Outcome:
-        from offload.report.summary import format_summary
+        from offload.report.terminal.summary import format_summary
 
         place, node = self._place, self._node
         assert node is not None, "Ray is started first"

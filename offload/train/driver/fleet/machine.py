@@ -10,12 +10,23 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any, assert_never
 
 from offload.errors import ConfigError
 from offload.model.batch_split import BatchSplit
 from offload.model.placement import Bundle, Placement
+from offload.report.events.decisions import (
+    CoreCountWanted,
+    NodesNotGranted,
+    ReadyToResize,
+    ResizeCost,
+    Resized,
+    WorkerCountWanted,
+)
+from offload.report.events.event import RunEvent
+from offload.report.events.membership import ClusterChanged
+from offload.report.events.training import CheckpointWritten, FirstStep
+from offload.train.driver.fleet.known_nodes import KnownNodes, NodesChange
 from offload.train.driver.fleet.messages import (
     Action,
     Ask,
@@ -33,16 +44,14 @@ from offload.train.driver.fleet.messages import (
     Show,
     SplitDecided,
     StopAsked,
-    Tell,
     TellNotStarted,
     WorkersWanted,
 )
-from offload.train.driver.fleet.nodes import Change, Nodes
 from offload.train.driver.fleet.room import missing_at_start, start_on, task_cpus, usd_per_core
 from offload.train.driver.fleet.state import (
     Committing,
     Fleet,
-    Group,
+    GroupState,
     MakingRoom,
     Phase,
     Request,
@@ -114,7 +123,7 @@ def _start(state: Starting, event: Event) -> tuple[State, tuple[Action, ...]]:
                 "actors (ray.kill) and the iterations over DataLoaders before fit(), or give Ray more CPUs."
             ) from None
         return dataclasses.replace(state, since_s=since_s, ours_since_s=ours_since_s), (shown,)
-    nodes, told = Nodes.at_start(event.nodes, terms.selection, event.now_s)
+    nodes, events = KnownNodes.at_start(event.nodes, terms.selection, event.now_s)
     # Without a range, the run keeps the workers that fit at the start, and has fewer only after it lost nodes.
     bounds = terms.bounds if terms.chosen else (1, placement.workers)
     used = Counter({n.node_id: cores for n, cores in zip(nodes.usable, placement.cores_by_node, strict=True) if cores})
@@ -131,7 +140,7 @@ def _start(state: Starting, event: Event) -> tuple[State, tuple[Action, ...]]:
         usd_per_core=usd_per_core(nodes, terms),
     )
     turn = _Turn(fleet)
-    turn.do(Ask(missing={}), *told)
+    turn.do(Ask(missing={}), *events)
     return turn.end()
 
 
@@ -163,9 +172,6 @@ class _Turn:
 
     def _set(self, **changes: Any) -> None:
         self.fleet = dataclasses.replace(self.fleet, **changes)
-
-    def _tell(self, kind: str, **values: Any) -> None:
-        self.do(Tell(kind=kind, values=values))
 
     def take(self, event: Event) -> None:
         """Process an event."""
@@ -213,13 +219,21 @@ class _Turn:
         if event.workers == fleet.workers_goal or not fleet.terms.chosen:
             return
         if event.workers > fleet.placement.workers:
-            self._tell("workers_wanted", workers=event.workers, before=fleet.placement.workers)
+            self.do(WorkerCountWanted(workers=event.workers, before=fleet.placement.workers))
         self._set(workers_goal=event.workers)
 
     def _want_cores(self, event: CoresWanted) -> None:
         if event.cores == self.fleet.cores_goal:
             return
-        self._tell("cores_wanted", cores=event.cores, before=self.fleet.cores, **event.because)
+        self.do(
+            CoreCountWanted(
+                cores=event.cores,
+                before=self.fleet.cores,
+                device_samples_per_s=event.device_samples_per_s,
+                core_samples_per_s=event.core_samples_per_s,
+                capped_samples_per_s=event.capped_samples_per_s,
+            )
+        )
         self._set(cores_goal=event.cores)
         if not self.fleet.busy:  # otherwise the end of the change does it
             self._reshape(self.fleet.placement)
@@ -228,9 +242,9 @@ class _Turn:
 
     def _read(self, event: NewsRead) -> None:
         news = event.news
-        for each in news.events:
-            self._measure_restart(each)
-        group = Group(
+        for reported in news.events:
+            self._measure_restart(reported)
+        group = GroupState(
             attempt=news.attempts,
             workers=news.group.workers,
             running=news.running,
@@ -262,22 +276,23 @@ class _Turn:
         self._set(phase=Steady(), placement=phase.next, workers_goal=goal, without_commit=False)
         self._reshape(phase.next)
         if not phase.lost:
-            self._tell("resized", workers_before=before, workers=phase.next.workers)
+            self.do(Resized(workers_before=before, workers=phase.next.workers))
         self._grow_back()
 
-    def _measure_restart(self, event: Mapping[str, Any]) -> None:
+    def _measure_restart(self, event: RunEvent) -> None:
+        """Learn the cost of a change from the workers' events: from the last commit to the next group's first step."""
         restart = self.fleet.restart
-        if event["event"] == "checkpoint":
-            restart = dataclasses.replace(restart, stopped_at=event["at"] - event["seconds"])
-        elif event["event"] == "ready_to_resize":
-            # Workers that have trained nothing commit nothing, and tell no time.
+        if isinstance(event, CheckpointWritten):
+            restart = dataclasses.replace(restart, stopped_at=event.at - event.seconds)
+        elif isinstance(event, ReadyToResize):
+            # Workers that have trained nothing do not commit, so the cost of this change is unknown.
             restart = dataclasses.replace(restart, resized_at=restart.stopped_at or None)
-        elif event["event"] == "first_step" and restart.resized_at is not None:
-            without_steps_s = event["at"] - restart.resized_at
+        elif isinstance(event, FirstStep) and restart.resized_at is not None:
+            without_steps_s = event.at - restart.resized_at
             restart = dataclasses.replace(restart, resized_at=None)
             if without_steps_s > 0:  # otherwise, a clock was set back, or rank 0 moved to a host whose clock is behind
                 restart = dataclasses.replace(restart, cost_s=without_steps_s)
-                self._tell("resize_cost", without_steps_s=round(without_steps_s, 3))
+                self.do(ResizeCost(without_steps_s=round(without_steps_s, 3)))
         self._set(restart=restart)
 
     def _watch_start(self, news: News) -> None:
@@ -288,8 +303,8 @@ class _Turn:
         if not fleet.workers:
             start = dataclasses.replace(start, since_s=fleet.now_s)
         started = news.running or news.attempts > start.attempt
-        if not (start.told or started) and fleet.now_s - start.since_s >= OVERDUE_S:
-            start = dataclasses.replace(start, told=True)
+        if not (start.reported or started) and fleet.now_s - start.since_s >= OVERDUE_S:
+            start = dataclasses.replace(start, reported=True)
             worker = fleet.terms.worker
             needs = {"CPU": worker.cpus, "GPU": worker.gpus, **worker.others}
             self.do(
@@ -305,7 +320,7 @@ class _Turn:
 
     def _look(self, event: ClusterSeen) -> None:
         fleet = self.fleet
-        nodes, change, told = fleet.nodes.followed(
+        nodes, change, events = fleet.nodes.followed(
             event.nodes,
             leaving=event.leaving,
             failing=fleet.failing,
@@ -314,7 +329,7 @@ class _Turn:
             now_s=event.now_s,
             process_bytes=fleet.process_bytes,
         )
-        self.do(*told)
+        self.do(*events)
         self._set(now_s=event.now_s, nodes=nodes, failures_seen=fleet.group.failures)
         if change is not None:
             self._follow(change)
@@ -322,7 +337,7 @@ class _Turn:
             self._make_room(self.fleet.placement, at_once=True)
         self._ask()  # last: requests pause during a change
 
-    def _follow(self, change: Change) -> None:
+    def _follow(self, change: NodesChange) -> None:
         """Follow a change of the usable nodes."""
         usd = usd_per_core(self.fleet.nodes, self.fleet.terms)
         self._set(usd_per_core=self.fleet.usd_per_core if usd is None else usd)
@@ -332,12 +347,15 @@ class _Turn:
         phase = fleet.phase
         going_on = fleet.room.placed(phase.next.workers) if isinstance(phase, MakingRoom | Committing) else None
         placement = going_on or fleet.room.most(fleet.placement.workers)
-        self._tell(
-            "cluster_changed",
-            **dataclasses.asdict(change),
-            joined_nodes=[dataclasses.asdict(n) for n in fleet.nodes.usable if n.name in change.joined],
-            workers=placement.workers if placement is not None else 0,
-            preprocessing_cores=sum(fleet.cores_by_node(placement)) if placement is not None else 0,
+        self.do(
+            ClusterChanged(
+                left=change.left,
+                leaving=change.leaving,
+                joined=change.joined,
+                joined_nodes=[dataclasses.asdict(n) for n in fleet.nodes.usable if n.name in change.joined],
+                workers=placement.workers if placement is not None else 0,
+                preprocessing_cores=sum(fleet.cores_by_node(placement)) if placement is not None else 0,
+            )
         )
         if placement is None:
             self._strand(leaving=bool(change.leaving))
@@ -446,13 +464,14 @@ class _Turn:
 
     def _tell_not_granted(self, *, stranded: bool) -> None:
         fleet = self.fleet
-        self._tell(
-            "not_granted",
-            workers=fleet.workers_goal,
-            cores=fleet.cores_goal,
-            cores_now=fleet.cores,
-            after_s=GRANT_S,
-            workers_now=0 if stranded else fleet.placement.workers,
+        self.do(
+            NodesNotGranted(
+                workers=fleet.workers_goal,
+                cores=fleet.cores_goal,
+                cores_now=fleet.cores,
+                after_s=GRANT_S,
+                workers_now=0 if stranded else fleet.placement.workers,
+            )
         )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from offload.model.batch_split import BatchSplit
 from offload.model.placement import Bundle, NodeResources
+from offload.report.events.event import RunEvent
 from offload.train.messages import News, Orders
 
 # -- events ------------------------------------------------------------------------------------------------------------
@@ -72,10 +73,18 @@ class WorkersWanted:
 
 @dataclass(frozen=True, kw_only=True)
 class CoresWanted:
-    """This many preprocessing cores keep the accelerators busy, ``because`` of these rates."""
+    """This many preprocessing cores keep the accelerators busy.
+
+    Args:
+        cores: the number.
+        device_samples_per_s, core_samples_per_s: what the workers could train, and what a core delivers.
+        capped_samples_per_s: the input's rate that more cores did not raise; None if no such limit is known.
+    """
 
     cores: int
-    because: Mapping[str, float] = field(default_factory=dict)
+    device_samples_per_s: float | None = None
+    core_samples_per_s: float | None = None
+    capped_samples_per_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,14 +155,6 @@ class Ask:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tell:
-    """Write an event of this kind."""
-
-    kind: str
-    values: Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
 class TellNotStarted:
     """Tell the user that no worker has started for ``after_s`` seconds, and how much of the needed resources is free."""
 
@@ -177,4 +178,5 @@ class Ignored:
     reason: str
 
 
-Action = Publish | Reshape | Ask | Tell | TellNotStarted | Show | Ignored
+Action = Publish | Reshape | Ask | RunEvent | TellNotStarted | Show | Ignored
+"""What the conductor carries out. It writes a :class:`RunEvent`, and shows it."""

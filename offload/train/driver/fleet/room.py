@@ -20,7 +20,7 @@ from offload.model.placement import (
     on_fewest_nodes,
     place_workers,
 )
-from offload.train.driver.fleet.nodes import Nodes, Selection
+from offload.train.driver.fleet.known_nodes import KnownNodes, Selection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class Room:
 
     terms: Terms
     bounds: tuple[int, int]
-    nodes: Nodes
+    nodes: KnownNodes
     core_cpus: float
     used: Counter[str]
     speeds: Mapping[str, float]
@@ -143,7 +143,7 @@ class Room:
         """The worker counts that fit, and those that would fit on requested nodes; only the present count if decisions do not choose
         it."""
         least, most = self.bounds if self.terms.chosen else (placement.workers, placement.workers)
-        found: list[Option] = []
+        options: list[Option] = []
         new = 0
         for count in filter(self.terms.allowed, range(least, most + 1)):
             nodes = self._nodes_for(count, new, placement, stranded=stranded)
@@ -151,8 +151,8 @@ class Room:
             if nodes is None or there is None:
                 break
             new = len(nodes) - len(self.nodes.usable)
-            found.append(self._option(nodes, there))
-        return found
+            options.append(self._option(nodes, there))
+        return options
 
     def _nodes_for(
         self, workers: int, least_new: int, placement: Placement, *, stranded: bool
@@ -237,7 +237,7 @@ def start_on(nodes: Sequence[NodeResources], terms: Terms, bounds: tuple[int, in
             f"scaling_config asks for accelerator_type={terms.gpu_type!r}, and the cluster's GPUs are "
             f"{', '.join(kinds) or 'none'}: pass one of these, or add nodes with that one."
         )
-    usable = Nodes.at_start(nodes, terms.selection, 0.0)[0].usable
+    usable = KnownNodes.at_start(nodes, terms.selection, 0.0)[0].usable
     return place_most(usable, terms.worker, bounds, terms.allowed)
 
 
@@ -308,9 +308,9 @@ def usd_per_hour(
     return None if None in known else sum(price for price in known if price is not None)
 
 
-def usd_per_core(nodes: Nodes, terms: Terms) -> float | None:
+def usd_per_core(nodes: KnownNodes, terms: Terms) -> float | None:
     """The mean price, in dollars per hour, of a core on the nodes that only preprocess; None if no price is known."""
     only = [node for node in nodes.usable if not terms.worker.trains_on(node) and node.cpus >= 1]
     priced = [(terms.usd_per_hour.get(n.instance_type or ""), min(n.cpus, n.process_room)) for n in only]
-    each = [price / cpus for price, cpus in priced if price is not None]
-    return sum(each) / len(each) if each else None
+    prices = [price / cpus for price, cpus in priced if price is not None]
+    return sum(prices) / len(prices) if prices else None

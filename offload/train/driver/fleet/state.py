@@ -11,7 +11,7 @@ from typing import Any
 from offload.adapt.situation import Option
 from offload.model.batch_split import BatchSplit
 from offload.model.placement import Placement
-from offload.train.driver.fleet.nodes import Nodes
+from offload.train.driver.fleet.known_nodes import KnownNodes
 from offload.train.driver.fleet.room import Room, Terms
 from offload.train.messages import Orders
 
@@ -81,7 +81,7 @@ Phase = Steady | MakingRoom | Committing | Stranded
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class GroupState:
     """The newest worker group, as the hub knows it: its attempt, its workers (0 before its first step), whether it runs, its nodes, and
     the number of failed groups."""
 
@@ -118,7 +118,7 @@ class Start:
     since_s: float
     attempt: int = 0
     failures: int = 0
-    told: bool = False
+    reported: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +155,7 @@ class Fleet:
     now_s: float
     placement: Placement
     workers_goal: int
-    nodes: Nodes
+    nodes: KnownNodes
     used: Counter[str]
     start: Start
     phase: Phase = field(default_factory=Steady)
@@ -165,7 +165,7 @@ class Fleet:
     usd_per_core: float | None = None
     failing: tuple[str, ...] = ()
     process_bytes: int = 0
-    group: Group = field(default_factory=Group)
+    group: GroupState = field(default_factory=GroupState)
     request: Request = field(default_factory=Request)
     restart: Restart = field(default_factory=Restart)
     ends_group: int = 0

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from itertools import groupby
 
 from offload.pipeline.program.output_tail import Output
+from offload.report.events.training import WorkerPrinted
 from offload.train.worker.links.reporter import Reporter
 
 
@@ -26,7 +27,7 @@ def printing_to_driver(reporter: Reporter) -> Iterator[None]:
             if over.is_set():
                 return
             for stream, lines in groupby(output.read(last=last), key=lambda line: line.stream):
-                reporter.event("print", stream=stream, text="\n".join(line.text for line in lines))
+                reporter.event(WorkerPrinted(stream=stream, text="\n".join(line.text for line in lines)))
 
     reporter.before_push = tell
     try:

@@ -6,12 +6,12 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 import ray
 
 from offload.measure.steps import Totals
 from offload.model.batch_split import BatchSplit
+from offload.report.events import RunEvent, WorkerHung, WorkerWaits
 from offload.train.hub.client import HubClient
 from offload.train.messages import End, GroupStart, GroupStatus, Orders, Push
 from offload.train.worker.links.hang_watchdog import Watchdog
@@ -53,7 +53,7 @@ class Reporter:
         self._told_waiting = ""
         self._lock = threading.Lock()
         self._metrics: dict[str, float] = {}
-        self._events: list[dict[str, Any]] = []
+        self._events: list[RunEvent] = []
         self.before_push: Callable[[], None] | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="reporter")
@@ -70,10 +70,10 @@ class Reporter:
         split = self.orders.split
         return None if split is None else split.with_local_at_most(self._start.most_local)
 
-    def event(self, kind: str, **values: Any) -> None:
+    def event(self, event: RunEvent) -> None:
         """Report an event, for ``events.jsonl``."""
         with self._lock:
-            self._events.append({"event": kind, "at": time.time(), "rank": self._rank, **values})
+            self._events.append(event.reported(time.time(), self._rank))
 
     def metrics(self, values: dict[str, float]) -> None:
         """Report the newest values of the user's metrics, for the live line."""
@@ -119,11 +119,11 @@ class Reporter:
             return
         call = self._watchdog.call_waiting(PATIENCE_S)
         if call and call != self._told_waiting:
-            self.event("worker_waits", call=call, seconds=PATIENCE_S)
+            self.event(WorkerWaits(call=call, seconds=PATIENCE_S))
         self._told_waiting = call
         where = self._watchdog.hung_at()
         if where is None:
             return
-        self.event("worker_hung", deadline_s=self._watchdog.deadline_s, where=where)
+        self.event(WorkerHung(deadline_s=self._watchdog.deadline_s, where=where))
         self.flush()
         os._exit(HUNG)  # nothing else ends a thread that hangs

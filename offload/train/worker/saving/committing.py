@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from offload.adapt.failures import commit_interval_s
 from offload.measure.steps import StepMeter
+from offload.report.events.training import CheckpointWritten
 from offload.train.checkpoints.ray_list import with_score
 from offload.train.config import Checkpoints
 from offload.train.worker.links.hang_watchdog import Watchdog
@@ -76,7 +77,9 @@ class Committer:
             progress = self._state.progress
             seconds = round(self._state.committed_at - began, 3)
             self._reporter.event(
-                "checkpoint", reason=reason, epoch=progress.epoch, step=progress.step, seconds=seconds, waited=not later
+                CheckpointWritten(
+                    reason=reason, epoch=progress.epoch, step=progress.step, seconds=seconds, waited=not later
+                )
             )
 
     def due(self) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from offload.model.batch_split import BatchSplit
 from offload.model.placement import Bundle, NodeResources, WorkerResources, bundle_of
+from offload.report.events.event import RunEvent
 from offload.train.driver.conductor import Conductor
 from offload.train.driver.fleet.machine import step
 from offload.train.driver.fleet.messages import ClusterSeen
@@ -15,6 +16,7 @@ from offload.train.driver.fleet.room import Terms
 from offload.train.driver.fleet.state import Fleet, Starting
 from offload.train.messages import GroupStatus, News, Orders
 
+E = TypeVar("E", bound=RunEvent)
 WORKER = WorkerResources(cpus=1, gpus=1)
 ONE_MORE = bundle_of({"CPU": 1.0, "GPU": 1.0})
 NOTHING = News(cursor=0, totals={}, epoch=0, step=0, samples=0, metrics={}, events=())
@@ -88,17 +90,20 @@ class Run:
 
     def __init__(self, *nodes: NodeResources, bounds: tuple[int, int] = (1, 2), started: int = 1, **terms: Any) -> None:
         self.now_s = 0.0
-        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.told: list[RunEvent] = []
         self.hub, self.autoscaler = Hub(), Autoscaler()
         given = Terms(worker=WORKER, bounds=bounds, first=(bounds[0], started), **{"grows": True, **terms})
         fleet, first = step(Starting(terms=given), ClusterSeen(now_s=0.0, nodes=nodes))
         assert isinstance(fleet, Fleet)
         self.conductor = Conductor(
-            fleet, first, hub=self.hub, requests=self.autoscaler, tell=self._tell, free=dict, now=lambda: self.now_s
+            fleet,
+            first,
+            hub=self.hub,
+            requests=self.autoscaler,
+            tell=self.told.append,
+            free=dict,
+            now=lambda: self.now_s,
         )
-
-    def _tell(self, kind: str, **values: Any) -> None:
-        self.told.append((kind, values))
 
     @property
     def fleet(self) -> Fleet:
@@ -107,5 +112,5 @@ class Run:
     def look(self, news: News, *nodes: NodeResources, leaving: Sequence[str] = ()) -> None:
         self.conductor.look(news, nodes, leaving)
 
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        return [values for each, values in self.told if each == kind]
+    def events(self, kind: type[E]) -> list[E]:
+        return [event for event in self.told if isinstance(event, kind)]

@@ -13,7 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from offload.errors import ConfigError
 from offload.model.batch_split import BatchSplit
 from offload.model.placement import NodeResources, WorkerResources, bundle_of
-from offload.report.sentences import sentence
+from offload.report.events.decisions import EventIgnored, ReadyToResize, ResizeCost, Resized
+from offload.report.events.faults import NotStarted
+from offload.report.events.training import CheckpointWritten, FirstStep
 from offload.train.driver.fleet.machine import GRANT_S, OVERDUE_S, OWN_ROOM_S, REFUSED_S, step
 from offload.train.driver.fleet.messages import (
     Action,
@@ -193,7 +195,7 @@ def test_a_change_makes_room_commits_and_ends_when_the_next_group_trains() -> No
     assert run.fleet.busy
     run.look(group(2, attempt=2), GPU, GPU_2, CPU)
     assert not run.fleet.busy
-    assert run.events("resized") == [{"workers_before": 1, "workers": 2}]
+    assert run.events(Resized) == [Resized(workers_before=1, workers=2)]
     assert run.hub.orders.end_of(2) == ""
     assert run.hub.cores.count("gpu 2") == 3
 
@@ -224,7 +226,7 @@ def test_a_node_that_joins_does_not_end_a_change_that_is_under_way() -> None:
 def test_a_second_change_is_refused_while_one_is_under_way_and_that_is_written_down() -> None:
     run = Run(GPU, GPU_2, CPU)
     run.conductor.handle(ResizeDecided(split=split_of(2)), ResizeDecided(split=split_of(1)))
-    assert run.events("ignored") == [{"what": "ResizeDecided", "reason": "another change is under way"}]
+    assert run.events(EventIgnored) == [EventIgnored(what="ResizeDecided", reason="another change is under way")]
 
 
 def test_what_was_lost_is_used_again_where_the_number_is_not_chosen() -> None:
@@ -312,8 +314,8 @@ def test_a_change_whose_duration_the_clocks_do_not_tell_has_the_cost_of_the_one_
     run = Run(GPU, GPU_2, CPU)
 
     def cost_after(ready_at: float, first_step_at: float, *commits_at: float) -> float:
-        commits = [{"event": "checkpoint", "at": at, "seconds": 2.0} for at in commits_at]
-        change = [{"event": "ready_to_resize", "at": ready_at}, {"event": "first_step", "at": first_step_at}]
+        commits = [CheckpointWritten(at=at, reason="resize", epoch=0, step=1, seconds=2.0) for at in commits_at]
+        change = [ReadyToResize(at=ready_at, step=1), FirstStep(at=first_step_at, step=2, workers=1)]
         run.look(replace(TRAINS, events=(*commits, *change)), GPU, GPU_2, CPU)
         return run.fleet.restart.cost_s
 
@@ -321,23 +323,23 @@ def test_a_change_whose_duration_the_clocks_do_not_tell_has_the_cost_of_the_one_
     assert cost_after(1e9, 1e9 + 10.0, 1e9) == 12.0
     assert cost_after(2e9, 2e9 - 30.0, 2e9) == 12.0, "the first step was on a host whose clock is behind"
     assert cost_after(3e9, 3e9 + 5.0, 3e9) == 7.0
-    assert [event["without_steps_s"] for event in run.events("resize_cost")] == [12.0, 7.0]
+    assert [event.without_steps_s for event in run.events(ResizeCost)] == [12.0, 7.0]
 
 
 # --- workers that do not start ----------------------------------------------------------------------------------------
 
 
-def late(run: Run, now_s: float, attempts: int = 0, failures: int = 0, running: bool = False) -> list[dict[str, Any]]:
+def late(run: Run, now_s: float, attempts: int = 0, failures: int = 0, running: bool = False) -> list[NotStarted]:
     run.now_s = now_s
     run.look(replace(NOTHING, attempts=attempts, failures=failures, running=running), GPU, CPU)
-    return run.events("not_started")
+    return run.events(NotStarted)
 
 
 def test_workers_that_do_not_start_are_reported_once_with_what_is_free() -> None:
     run = Run(GPU, CPU)
     run.conductor._free = lambda: {"a": {"CPU": 1.0, "GPU": 1.0}, "b": {"CPU": 0.5}}
     assert [len(late(run, now_s)) for now_s in (2.0, OVERDUE_S - 1, OVERDUE_S, OVERDUE_S + 2)] == [0, 0, 1, 1]
-    assert sentence("not_started", run.events("not_started")[0]) == (
+    assert run.events(NotStarted)[0].sentence({}) == (
         "no worker has started for 60 s: they need 1 × (1 CPU and 1 GPU), and 1.5 CPU and 1 GPU of the cluster are free. They "
         "may be starting slowly, or other programs hold the resources; training then begins when those end"
     )

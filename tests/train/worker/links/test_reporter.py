@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from offload.report.sentences import sentence
+from offload.report.events import WorkerWaits
 from offload.train.messages import Orders
 from offload.train.worker.links import reporter as reporter_module
 from offload.train.worker.links.hang_watchdog import Watchdog
@@ -35,5 +35,5 @@ def test_a_call_that_waits_long_for_other_workers_is_told_once(monkeypatch: pyte
         eventually(partial(pushed_since, len(pushes)))
     reporter.close()
     events = [event for push in pushes for event in push.events]
-    assert [(each["event"], each["call"]) for each in events] == [("worker_waits", call)] * (2 if call else 0)
-    assert all(f"worker 0 has waited 0 s in {call} for" in (sentence("worker_waits", event) or "") for event in events)
+    assert [event.call for event in events if isinstance(event, WorkerWaits)] == [call] * (2 if call else 0)
+    assert all(f"worker 0 has waited 0 s in {call} for" in event.sentence({}) for event in events)

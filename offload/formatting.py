@@ -1,10 +1,11 @@
-"""Numbers in words, as every part of the page spells them."""
+"""Numbers in words, as messages, terminals and pages spell them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
-from offload.model.checks import usd_shown
+GOODPUT_DIFFERS = 0.999  # share of samples/s above which a goodput would show the same number again
 
 
 def figure(value: float | None) -> str:
@@ -23,11 +24,18 @@ def rate(value: float | None) -> str:
     return f"{figure(value)} samples/s"
 
 
+def rate_shown(value: float) -> str:
+    """A rate, such as samples/s, as sentences show it: whole from ten on, and with two digits below, as of samples that take seconds."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
 def usd(value: float | None) -> str:
     """Dollars: two digits after the point from ten cents on, and two significant ones below."""
     if value is None or not math.isfinite(value):
         return "–"
-    return usd_shown(value)
+    if value and abs(value) < 0.0995:
+        return f"${value:.2g}" if abs(value) >= 1e-4 else f"${value:.1e}"
+    return f"${value:,.2f}"
 
 
 def share(value: float | None) -> str:
@@ -71,3 +79,8 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
 def times(value: float | None) -> str:
     """A factor: ``1.89×``."""
     return "–" if value is None or not math.isfinite(value) else f"{value:.2f}×"
+
+
+def parts_held(held: Mapping[str, Sequence[float]]) -> str:
+    """Resources in words, ``3 of 8 CPU``. ``held``: by resource, the held and the total amount."""
+    return ", ".join(f"{amount:g} of {total:g} {name}" for name, (amount, total) in held.items())

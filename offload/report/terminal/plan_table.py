@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from offload.report.page.numbers import usd
+from offload.formatting import GOODPUT_DIFFERS, usd
 
 SHOWN = 12
 WIDEST = 1000  # of a line: a narrower console cuts numbers where a table is wide
@@ -42,10 +42,10 @@ def format_plan(document: dict[str, Any], *, shown: int = SHOWN) -> str:
     console = Console(file=out, width=WIDEST, force_terminal=False, force_jupyter=False, highlight=False)
     console.print(table)
     left = len(candidates) - len(rows)
-    said = [f"{MARKS['recommended']} recommended, {MARKS['baseline']} the single instance"]
+    legend = [f"{MARKS['recommended']} recommended, {MARKS['baseline']} the single instance"]
     if left:
-        said.append(f"{left:,} more candidates in --json")
-    console.print("; ".join(said), soft_wrap=True)
+        legend.append(f"{left:,} more candidates in --json")
+    console.print("; ".join(legend), soft_wrap=True)
     console.print(Text("\n" + document["explanation"]), soft_wrap=True)
     for warning in document["warnings"]:
         console.print(Text(f"Warning: {warning}"), soft_wrap=True)
@@ -67,7 +67,7 @@ def _usd(value: float | None) -> str:
 
 
 @dataclass(frozen=True)
-class _Column:
+class _PlanColumn:
     """A column of the table: its text for a candidate, and whether it adds information if ``best`` is the recommended one."""
 
     cell: Callable[[dict[str, Any]], str]
@@ -75,17 +75,21 @@ class _Column:
 
 
 _COLUMNS = {
-    "workers ×\nbatch × micro": _Column(lambda c: f"{c['workers']} × {c['local_batch_size']} × {c['accum_steps'] + 1}"),
-    "samples/s\n(95 %)": _Column(
+    "workers ×\nbatch × micro": _PlanColumn(
+        lambda c: f"{c['workers']} × {c['local_batch_size']} × {c['accum_steps'] + 1}"
+    ),
+    "samples/s\n(95 %)": _PlanColumn(
         lambda c: (
             f"{_figure(c['samples_per_s'])} ({_figure(c['samples_per_s_low'])}–{_figure(c['samples_per_s_high'])})"
         )
     ),
-    "stall": _Column(lambda c: f"{c['stall']:.0%}"),
-    "binds": _Column(lambda c: str(c["bottleneck"])),
-    "goodput": _Column(lambda c: _figure(c["goodput"]), lambda best: best["goodput"] < 0.999 * best["samples_per_s"]),
-    "$/h": _Column(lambda c: f"{c['usd_per_hour']:,.2f}"),
-    "$ per\nmillion": _Column(lambda c: _usd(c["usd_per_million_samples"])),
-    "hours": _Column(lambda c: _figure(c["hours"]), lambda best: best["hours"] is not None),
-    "$": _Column(lambda c: _usd(c["usd"]), lambda best: best["usd"] is not None),
+    "stall": _PlanColumn(lambda c: f"{c['stall']:.0%}"),
+    "binds": _PlanColumn(lambda c: str(c["bottleneck"])),
+    "goodput": _PlanColumn(
+        lambda c: _figure(c["goodput"]), lambda best: best["goodput"] < GOODPUT_DIFFERS * best["samples_per_s"]
+    ),
+    "$/h": _PlanColumn(lambda c: f"{c['usd_per_hour']:,.2f}"),
+    "$ per\nmillion": _PlanColumn(lambda c: _usd(c["usd_per_million_samples"])),
+    "hours": _PlanColumn(lambda c: _figure(c["hours"]), lambda best: best["hours"] is not None),
+    "$": _PlanColumn(lambda c: _usd(c["usd"]), lambda best: best["usd"] is not None),
 }

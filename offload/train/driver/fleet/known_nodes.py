@@ -18,11 +18,11 @@ from offload.model.placement import (
     one_gpu_type,
     within_memory,
 )
-from offload.train.driver.fleet.messages import Tell
+from offload.report.events import NodeExcluded, RunEvent, ShortOfMemory
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class NodesChange:
     """A change of the usable nodes: the names of nodes that left, are about to leave, or joined."""
 
     left: tuple[str, ...]
@@ -48,7 +48,7 @@ class Selection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nodes:
+class KnownNodes:
     """The cluster's nodes as a run knows them.
 
     Args:
@@ -74,13 +74,15 @@ class Nodes:
     since: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def at_start(cls, nodes: Sequence[NodeResources], selection: Selection, now_s: float) -> tuple[Nodes, list[Tell]]:
-        """The nodes at the start of a run, and messages to the user about them."""
+    def at_start(
+        cls, nodes: Sequence[NodeResources], selection: Selection, now_s: float
+    ) -> tuple[KnownNodes, list[RunEvent]]:
+        """The nodes at the start of a run, and events about them."""
         gpu_type = _gpu_type(nodes, selection, None)
         usable = within_memory(nodes_for(nodes, gpu_type))
         since = {node.node_id: now_s for node in nodes}
-        made = cls(selection=selection, alive=tuple(nodes), usable=usable, gpu_type=gpu_type, since=since)
-        return made, _short_of_memory((), usable, PROCESS_BYTES)
+        at_start = cls(selection=selection, alive=tuple(nodes), usable=usable, gpu_type=gpu_type, since=since)
+        return at_start, _short_of_memory((), usable, PROCESS_BYTES)
 
     @property
     def without_workers(self) -> tuple[str, ...]:
@@ -108,7 +110,7 @@ class Nodes:
         enough: Callable[[Sequence[NodeResources]], bool],
         now_s: float,
         process_bytes: float = PROCESS_BYTES,
-    ) -> tuple[Nodes, Change | None, list[Tell]]:
+    ) -> tuple[KnownNodes, NodesChange | None, list[RunEvent]]:
         """Follow the cluster. The change is None if the usable nodes are the same.
 
         Args:
@@ -118,27 +120,27 @@ class Nodes:
             used: ids of nodes that work for the run.
             enough: whether training can go on with these nodes alone. The last such node is never excluded.
             now_s: the time, in seconds.
-                process_bytes: the largest memory measured in a preprocessing process.
+            process_bytes: the largest memory measured in a preprocessing process.
         """
         nodes = self._with_losses(alive, used, now_s)
         nodes = dataclasses.replace(nodes, alive=tuple(alive), noticed=nodes.noticed | set(leaving))
-        nodes, told = nodes._with_exclusions(failing, enough, now_s)
+        nodes, events = nodes._with_exclusions(failing, enough, now_s)
         staying = [n for n in alive if n.node_id not in nodes.noticed and not nodes._excluded(n)]
         gpu_type = _gpu_type(staying, self.selection, self.gpu_type)
         usable = within_memory(nodes_for(staying, gpu_type), process_bytes)
         if usable == self.usable:
-            return nodes, None, told
-        told += _short_of_memory(self.usable, usable, process_bytes)
+            return nodes, None, events
+        events += _short_of_memory(self.usable, usable, process_bytes)
         before = {node.node_id: node.name for node in self.usable}
         there = {node.node_id for node in alive}
-        change = Change(
+        change = NodesChange(
             left=tuple(name for node_id, name in before.items() if node_id not in there),
             leaving=tuple(node.name for node in alive if node.node_id in nodes.noticed),
             joined=tuple(node.name for node in usable if node.node_id not in before),
         )
-        return dataclasses.replace(nodes, gpu_type=gpu_type, usable=usable), change, told
+        return dataclasses.replace(nodes, gpu_type=gpu_type, usable=usable), change, events
 
-    def _with_losses(self, alive: Sequence[NodeResources], used: Collection[str], now_s: float) -> Nodes:
+    def _with_losses(self, alive: Sequence[NodeResources], used: Collection[str], now_s: float) -> KnownNodes:
         there = {node.node_id for node in alive}
         lost = [node for node in self.alive if node.node_id not in there and node.node_id in used]
         unannounced = [n.name for n in lost if n.node_id not in self.noticed and not self._has_a_sibling(n)]
@@ -154,19 +156,19 @@ class Nodes:
 
     def _with_exclusions(
         self, failing: Collection[str], enough: Callable[[Sequence[NodeResources]], bool], now_s: float
-    ) -> tuple[Nodes, list[Tell]]:
+    ) -> tuple[KnownNodes, list[RunEvent]]:
         flapping = self.losses.flapping(now_s)
         nodes = dataclasses.replace(self, flapping=self.flapping & flapping)  # forgotten machines may come again
-        told: list[Tell] = []
+        events: list[RunEvent] = []
         failed = [node for node in nodes.alive if node.node_id in failing and node.node_id not in nodes.failing]
         if nodes._can_spare(failed, enough):
-            told.append(_excluded_because(failed, "workers failed there repeatedly"))
+            events.append(_excluded_because(failed, "workers failed there repeatedly"))
             nodes = dataclasses.replace(nodes, failing=nodes.failing | {node.node_id for node in failed})
         back = [node for node in nodes.alive if node.name in flapping and node.name not in nodes.flapping]
         if nodes._can_spare(back, enough):
-            told.append(_excluded_because(back, f"lost {FLAPS} times within an hour"))
+            events.append(_excluded_because(back, f"lost {FLAPS} times within an hour"))
             nodes = dataclasses.replace(nodes, flapping=nodes.flapping | {node.name for node in back})
-        return nodes, told
+        return nodes, events
 
     def _can_spare(self, some: Sequence[NodeResources], enough: Callable[[Sequence[NodeResources]], bool]) -> bool:
         """Whether training can go on without some nodes, if there are any."""
@@ -185,19 +187,22 @@ def _gpu_type(nodes: Sequence[NodeResources], selection: Selection, before: str 
     return selection.asked or one_gpu_type(nodes, selection.worker, selection.most, before) or before
 
 
-def _excluded_because(nodes: Sequence[NodeResources], reason: str) -> Tell:
-    return Tell(kind="node_excluded", values={"nodes": [node.name for node in nodes], "reason": reason})
+def _excluded_because(nodes: Sequence[NodeResources], reason: str) -> RunEvent:
+    return NodeExcluded(nodes=[node.name for node in nodes], reason=reason)
 
 
-def _short_of_memory(before: Sequence[NodeResources], now: Sequence[NodeResources], process_bytes: float) -> list[Tell]:
-    """Messages about nodes whose memory lets fewer cores preprocess than ``before``."""
+def _short_of_memory(
+    before: Sequence[NodeResources], now: Sequence[NodeResources], process_bytes: float
+) -> list[RunEvent]:
+    """Events about nodes whose memory lets fewer cores preprocess than ``before``."""
     room = {node.node_id: node.process_room for node in before}
     short = [node for node in now if node.process_room < room.get(node.node_id, math.inf)]
     if not short:
         return []
-    values = {
-        "nodes": [node.name for node in short],
-        "cores": [int(node.process_room) for node in short],
-        "process_bytes": max(int(process_bytes), PROCESS_BYTES),
-    }
-    return [Tell(kind="short_of_memory", values=values)]
+    return [
+        ShortOfMemory(
+            nodes=[node.name for node in short],
+            cores=[int(node.process_room) for node in short],
+            process_bytes=max(int(process_bytes), PROCESS_BYTES),
+        )
+    ]

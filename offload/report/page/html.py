@@ -1,6 +1,6 @@
 """``report.html``, which shows one or several runs on one page that opens without a network.
 
-Where it stops: :mod:`offload.report.page` decides what the page shows.
+Where it stops: :mod:`offload.report.page.page_view` decides what the page shows.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from importlib import resources
 import jinja2
 
 from offload.prices import built_in
+from offload.report.page.charts.svg import plot
+from offload.report.page.page_view import SHOWN_METRICS, PageView, page_of
 from offload.report.page.records import read_run
-from offload.report.page.view import SHOWN_METRICS, PageView, page_of
 from offload.report.run_dir import REPORT, RunDirectory
-from offload.report.svg import plot
 
 
 def write_report(directory: RunDirectory) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from offload.report.page.chart import Axis, Chart, Line
-from offload.report.page.view import PageView
+from offload.report.page.charts.chart import Axis, Chart, ChartLine
+from offload.report.page.page_view import PageView
 
 COLORS = {
     "measured": "#17181c", "input": "#d55e00", "device": "#0072b2", "stall": "#d55e00", "other": "#9aa0ac", "a": "#009e73",
@@ -20,7 +20,7 @@ DPI = 110
 
 
 def draw_page(page: PageView, folder: Path) -> list[Path]:
-    """Write the charts into a folder, as ``throughput.png`` and so axes. With several runs, ``all-throughput.png`` shows all of them, and
+    """Write the charts into a folder, as ``throughput.png`` and so on. With several runs, ``all-throughput.png`` shows all of them, and
     ``1-throughput.png`` the first.
 
     Raises OSError if the folder or a file cannot be written.
@@ -75,13 +75,13 @@ def draw_chart(chart: Chart, file: Path | BinaryIO) -> None:
         figure.savefig(file, dpi=DPI, format="png")
 
 
-def _handle(line: Line) -> Any:
+def _handle(line: ChartLine) -> Any:
     from matplotlib.lines import Line2D
 
     return Line2D([], [], color=COLORS[line.role], lw=6 if line.filled else 1.6, ls="--" if line.dash else "-")
 
 
-def _draw_line(axes: Any, line: Line) -> None:
+def _draw_line(axes: Any, line: ChartLine) -> None:
     color = COLORS[line.role]
     x = [math.nan if value is None else value for value in line.x]
     y = [math.nan if value is None else value for value in line.y]

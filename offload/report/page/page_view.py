@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from offload.formatting import count
 from offload.model.catalog import Catalog
-from offload.report.page.chart import POINTS, Chart, Line, time_axis, value_axis
-from offload.report.page.compare import comparison, names_of
+from offload.report.events import RunFinished
+from offload.report.json_values import text
+from offload.report.page.charts.chart import POINTS, Chart, ChartLine, time_axis, value_axis
+from offload.report.page.charts.run_charts import bins_of, busy, cost, sizes, step_parts, throughput
+from offload.report.page.compare import comparison, names_of, speed_up
 from offload.report.page.measured import stalls
-from offload.report.page.numbers import count
 from offload.report.page.parts import (
     RUN_ROLES,
     EventGroup,
     Metric,
-    Part,
+    StepPart,
     Tile,
     cost_note,
     event_groups,
@@ -25,8 +28,7 @@ from offload.report.page.parts import (
     parts,
     tiles,
 )
-from offload.report.page.records import Records, text
-from offload.report.page.run_charts import bins_of, busy, cost, sizes, step_parts, throughput
+from offload.report.page.records import Records
 from offload.report.page.story import Story
 from offload.report.page.tables import (
     MOST_RAW,
@@ -60,7 +62,7 @@ class RunView:
     tiles: tuple[Tile, ...]
     throughput: Chart | None
     busy: Chart | None
-    parts: tuple[Part, ...]
+    parts: tuple[StepPart, ...]
     step: Chart | None
     sizes: tuple[Chart, ...]
     comparisons: tuple[Comparison, ...]
@@ -96,9 +98,9 @@ class PageView:
     metrics: tuple[Metric, ...]
 
 
-def page_of(records: Sequence[Records], catalog: Catalog, given: Mapping[str, float]) -> PageView:
-    """The page of these runs. ``given``: the user's prices, see :class:`offload.report.page.money.Prices`."""
-    stories = [Story(each, catalog, given) for each in records]
+def page_of(records: Sequence[Records], catalog: Catalog, prices: Mapping[str, float]) -> PageView:
+    """The page of these runs. ``prices``: the user's, see :class:`offload.report.page.money.Prices`."""
+    stories = [Story(record, catalog, prices) for record in records]
     names = names_of(stories)
     points = POINTS if len(stories) < 4 else POINTS // 2
     runs = tuple(
@@ -120,8 +122,8 @@ def run_view(story: Story, name: str, *, key: str, points: int = POINTS) -> RunV
     """What the page shows of one run."""
     steps = story.whole is not None
     bins = bins_of(story, points)
-    events = story.records.events
-    raw = [*events[: MOST_RAW // 2], *events[-MOST_RAW // 2 :]] if len(events) > MOST_RAW else events
+    lines = story.records.lines
+    raw = [*lines[: MOST_RAW // 2], *lines[-MOST_RAW // 2 :]] if len(lines) > MOST_RAW else lines
     more_lanes = len(story.nodes) - len(lanes(story))
     return RunView(
         key=key,
@@ -148,8 +150,8 @@ def run_view(story: Story, name: str, *, key: str, points: int = POINTS) -> RunV
         faults=faults(story),
         skipped=skipped(story),
         events=event_groups(story),
-        raw=tuple(text(json.dumps(event, ensure_ascii=False), 1200) for event in raw),
-        raw_left_out=len(events) - len(raw),
+        raw=tuple(text(json.dumps(line, ensure_ascii=False), 1200) for line in raw),
+        raw_left_out=len(lines) - len(raw),
         setup=setup(story),
         notes=story.records.notes,
     )
@@ -172,7 +174,7 @@ def _together(stories: Sequence[Story], names: Sequence[str]) -> list[Chart]:
     )
     charts = []
     for column, key, title, label, unit, reading, log in shown:
-        lines: list[Line] = []
+        lines: list[ChartLine] = []
         for number, (story, name) in enumerate(zip(stories, names, strict=True)):
             intervals = story.records.intervals
             values = stalls(intervals) if column == "stall" else intervals[column]
@@ -209,6 +211,40 @@ def _when(story: Story) -> str:
 
 def _error(story: Story) -> Any:
     if story.status == "failed":
-        ends = [event.get("error") for event in story.records.events if event["event"] == "run_finished"]
-        return next((each for each in reversed(ends) if each), story.records.summary.get("error"))
+        errors = [event.error for event in story.records.events if isinstance(event, RunFinished)]
+        return next((error for error in reversed(errors) if error), story.records.summary.get("error"))
     return None
+
+
+def document_of(
+    page: PageView, records: Sequence[Records], catalog: Catalog, prices: Mapping[str, float]
+) -> dict[str, Any]:
+    """The page's numbers for other programs, without the charts."""
+    stories = [Story(record, catalog, prices) for record in records]
+    runs = []
+    for story, view in zip(stories, page.runs, strict=True):
+        whole = story.whole
+        faster = speed_up(stories[0], story) if story is not stories[0] else None
+        runs.append(
+            {
+                "name": view.name,
+                "run_dir": str(story.records.path),
+                "status": view.status,
+                "error": view.error or None,
+                "verdict": view.verdict,
+                "next": view.following,
+                "alone": view.alone,
+                "samples": story.samples,
+                "samples_per_s": whole.samples_per_s if whole else None,
+                "step_time_s": whole.step_s if whole else None,
+                "stall": whole.stall if whole else None,
+                "busy": whole.busy if whole else None,
+                "usd_per_hour": story.mean_usd_per_hour,
+                "usd_per_million_samples": story.mean_usd_per_million,
+                "usd": story.usd,
+                "usd_at_end": story.usd_at_end,
+                "speed_up": None if faster is None else {"ratio": faster.ratio, "low": faster.low, "high": faster.high},
+                "notes": list(view.notes),
+            }
+        )
+    return {"schema": "offload.report/1", "runs": runs}

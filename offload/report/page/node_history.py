@@ -6,8 +6,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from offload.report.page.clock import STARTS, Clock
-from offload.report.page.records import Records, number, text
+from offload.report.events import (
+    ClusterChanged,
+    FirstStep,
+    NodeExcluded,
+    NodePreprocesses,
+    RunEvent,
+    RunStarted,
+    SpotNoticed,
+    TrainingNodes,
+)
+from offload.report.json_values import items, number, text
+from offload.report.page.clock import RunClock
+from offload.report.page.records import Records
 
 Span = tuple[float, float]
 
@@ -60,66 +71,68 @@ class Node:
         return any(began < at_s <= ended for began, ended in self.there)
 
 
-def nodes_of(records: Records, clock: Clock) -> list[Node]:
+def nodes_of(records: Records, clock: RunClock) -> list[Node]:
     """All nodes in the order in which they came."""
-    story = _Story(clock)
+    presence = _Presence()
     for event, at_s in zip(records.events, clock.seconds_of(records.events), strict=True):
-        story.take(event, at_s)
-    story.close(clock.length_s)
-    return list(story.nodes.values())
+        presence.follow(event, at_s)
+    presence.close(clock.length_s)
+    return list(presence.nodes.values())
 
 
-class _Story:
-    """The events of a run, told once. ``open``: the beginnings of spans that have not ended, by (node, name of the span)."""
+class _Presence:
+    """The nodes while the events of a run pass by, in their order."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
-        self._open: dict[tuple[str, str], float] = {}
+        self._open: dict[
+            tuple[str, str], float
+        ] = {}  # begin of each span that has not ended, by node and name of the span
         self._noticed: set[str] = set()
         self._says_training = False
-        self._clock = clock
 
-    def take(self, event: dict[str, Any], at_s: float) -> None:
-        kind = event["event"]
-        if kind in STARTS:
-            # The earlier session ended where its last record is: the clock stands still in between.
-            self.close(at_s)
-            self._join(event.get("nodes"), at_s, told=False)
-        elif kind == "cluster_changed":
-            self._join(event.get("joined_nodes"), at_s, told=True)
-            self._named(event.get("leaving"), at_s, "notice")
-            for node in self._named(event.get("left"), at_s, None):
-                self._happened(node, at_s, "left" if node.node_id in self._noticed else "lost")
-                self._end(node, at_s)
-        elif kind == "node_preprocesses":
-            for node in self._nodes_of([event.get("node")]):
-                self._open.setdefault((node.node_id, "preprocessing"), at_s)
-        elif kind == "training_nodes":
-            self._says_training = True
-            self._train([node.node_id for node in self._nodes_of(event.get("nodes"))], at_s)
-        elif kind == "first_step" and not self._says_training:
-            # Runs of earlier versions do not say where workers are. GPUs tell, and so does a single node.
-            there = [node for node in self.nodes.values() if (node.node_id, "there") in self._open]
-            found = [node.node_id for node in there if node.gpus] or [node.node_id for node in there if len(there) == 1]
-            self._train(found, at_s)
-        elif kind == "spot_notice":
-            self._named([event.get("node")], at_s, "notice")
-        elif kind == "node_excluded":
-            self._named(event.get("nodes"), at_s, "excluded")
+    def follow(self, event: RunEvent, at_s: float) -> None:
+        """Take note of what an event says about nodes."""
+        match event:
+            case RunStarted():
+                # The earlier session ended where its last record is: the clock stands still in between.
+                self.close(at_s)
+                self._join(event.nodes, at_s, happens=False)
+            case ClusterChanged():
+                self._join(event.joined_nodes, at_s, happens=True)
+                self._named(event.leaving, at_s, "notice")
+                for node in self._named(event.left, at_s, None):
+                    self._happened(node, at_s, "left" if node.node_id in self._noticed else "lost")
+                    self._end(node, at_s)
+            case NodePreprocesses():
+                for node in self._nodes_of([event.node]):
+                    self._open.setdefault((node.node_id, "preprocessing"), at_s)
+            case TrainingNodes():
+                self._says_training = True
+                self._train([node.node_id for node in self._nodes_of(event.nodes)], at_s)
+            case FirstStep() if not self._says_training:
+                # Runs of earlier versions do not name the workers' nodes. They are those with GPUs, or the only node.
+                present = [node for node in self.nodes.values() if (node.node_id, "there") in self._open]
+                hosts = [node for node in present if node.gpus] or (present if len(present) == 1 else [])
+                self._train([node.node_id for node in hosts], at_s)
+            case SpotNoticed():
+                self._named([event.node], at_s, "notice")
+            case NodeExcluded():
+                self._named(event.nodes, at_s, "excluded")
 
     def close(self, at_s: float) -> None:
         """End all spans."""
         for node in self.nodes.values():
             self._end(node, at_s)
 
-    def _join(self, documents: Any, at_s: float, *, told: bool) -> None:
-        for document in documents if isinstance(documents, list) else ():
+    def _join(self, documents: Any, at_s: float, *, happens: bool) -> None:
+        for document in items(documents):
             if not isinstance(document, dict):
                 continue
             node_id = text(document.get("node_id"), 200) or text(document.get("name"), 200)
             node = self.nodes.setdefault(node_id, _node(document, node_id))
             self._open.setdefault((node.node_id, "there"), at_s)
-            if told:
+            if happens:
                 self._happened(node, at_s, "joined")
 
     def _train(self, ids: list[str], at_s: float) -> None:
@@ -131,25 +144,25 @@ class _Story:
 
     def _named(self, names: Any, at_s: float, kind: str | None) -> list[Node]:
         """The nodes of these names, with this note. Users know nodes by names, and a later node may have the name of an earlier one."""
-        found = []
-        for name in names if isinstance(names, list | tuple) else ():
-            alive = [n for n in self.nodes.values() if n.name == name and (n.node_id, "there") in self._open]
-            if not alive:
+        nodes = []
+        for name in items(names):
+            node = next((n for n in self.nodes.values() if n.name == name and (n.node_id, "there") in self._open), None)
+            if node is None:
                 continue
-            found.append(alive[0])
+            nodes.append(node)
             if kind is not None:
-                if kind == "notice" and alive[0].node_id in self._noticed:
+                if kind == "notice" and node.node_id in self._noticed:
                     continue
-                self._happened(alive[0], at_s, kind)
+                self._happened(node, at_s, kind)
             if kind == "notice":
-                self._noticed.add(alive[0].node_id)
-        return found
+                self._noticed.add(node.node_id)
+        return nodes
 
     def _nodes_of(self, ids: Any) -> Iterable[Node]:
         """The nodes of these ids; a name serves as well."""
-        for each in ids if isinstance(ids, list | tuple) else ():
-            node = self.nodes.get(each) if isinstance(each, str) else None
-            node = node or next((n for n in self.nodes.values() if n.name == each), None)
+        for node_id in items(ids):
+            node = self.nodes.get(node_id) if isinstance(node_id, str) else None
+            node = node or next((n for n in self.nodes.values() if n.name == node_id), None)
             if node is not None:
                 yield node
 

@@ -9,16 +9,32 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from offload.model.checks import rate_shown
-from offload.report.console import stderr_console
-from offload.report.streams import is_terminal, write_line
+from offload.formatting import GOODPUT_DIFFERS, rate_shown
+from offload.report.terminal.standard_streams import is_terminal, write_line
 
 PLAIN_INTERVAL_S = 10.0
 WAITING_INTERVAL_S = 30.0
-WORTH_SHOWING = 0.999  # share of samples/s above which a goodput would show the same number again
+
+
+class _Stderr(Console):
+    """A console on standard error."""
+
+    def on_broken_pipe(self) -> None:
+        """Say nothing more. Rich itself would end the process, and with it a run that has not committed."""
+        self.quiet = True
+
+
+def stderr_console(*, quiet: bool = False) -> Console:
+    """A console that changes lines in place on a terminal alone; elsewhere, in cells of a notebook too, it writes plain lines."""
+    console = _Stderr(stderr=True, quiet=quiet, highlight=False)
+    if not console.is_jupyter:
+        return console
+    # A notebook's standard error calls itself a terminal, and keeps every frame of an animation as output.
+    return _Stderr(stderr=True, quiet=quiet, highlight=False, force_jupyter=False, force_terminal=False)
 
 
 def format_line(values: dict[str, Any]) -> str:
@@ -41,7 +57,7 @@ def format_line(values: dict[str, Any]) -> str:
     split = f"{values['workers']} worker{many} × {values['local_batch_size']} × {values['accum_steps'] + 1}"
     parts = [head, rate, f"stall {values['stall']:.0%}", split]
     goodput = values.get("goodput", math.inf)
-    if goodput < WORTH_SHOWING * values["samples_per_s"]:
+    if goodput < GOODPUT_DIFFERS * values["samples_per_s"]:
         parts.append(f"goodput {rate_shown(goodput)}")
     return " | ".join(parts)
 
@@ -128,7 +144,7 @@ class LiveLine:
 
     def _say(self, line: str) -> None:
         """Write a line. Where standard error is gone, such as that of a closed terminal, say nothing more: the run has to go on, and to
-        commit a checkpoint if it was told to end."""
+        commit a checkpoint if it is asked to end."""
         try:
             self._console.print(line, soft_wrap=True, markup=False)
         except OSError:

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from offload.report.page.numbers import duration, figure, share, usd
-from offload.report.page.records import LARGEST, Floats
+from offload.formatting import duration, figure, share, usd
+from offload.report.json_values import LARGEST
+from offload.report.page.records import Floats
 
 POINTS = 240  # of a line: more than a phone has pixels, and half of what a laptop shows
 MOST_RATIO = 1e8  # of a logarithmic axis: beyond it, a value next to 0 squeezes all others
 APART = 8.0  # ratio of the largest to the smallest line from which on an axis is logarithmic
 SPIKE = 30.0  # ratio of the largest value to the smallest line that has the same effect
+FINGER = 0.065  # of the axis: on a phone, the width of a finger
 ROLES = ("measured", "input", "device", "stall", "other", "a", "b", "c", "d", "e", "f")
 """The colours of lines by their role, as the style sheet and the pictures name them."""
 
@@ -26,7 +28,7 @@ Values = tuple[float | None, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class ChartLine:
     """One line, or a band if it has ``low`` and ``high``.
 
     Args:
@@ -121,21 +123,21 @@ class Chart:
     reading: str
     x: Axis
     y: Axis
-    lines: tuple[Line, ...]
+    lines: tuple[ChartLine, ...]
     marks: tuple[Mark, ...] = ()
     tall: bool = False
 
     @property
     def summary(self) -> str:
         """The chart in one sentence, for those who cannot see it."""
-        said = []
+        parts = []
         for line in self.lines:
             known = [value for value in line.y if value is not None]
             if known:
-                said.append(
+                parts.append(
                     f"{line.name} from {self.y.text(min(known))} to {self.y.text(max(known))}, at the end {self.y.text(known[-1])}"
                 )
-        return f"{self.title}. {self.y.label} over {self.x.label}: {'; '.join(said) or 'no values'}."
+        return f"{self.title}. {self.y.label} over {self.x.label}: {'; '.join(parts) or 'no values'}."
 
 
 def time_axis(length_s: float) -> Axis:
@@ -145,7 +147,7 @@ def time_axis(length_s: float) -> Axis:
 
 def value_axis(
     label: str,
-    lines: Sequence[Line],
+    lines: Sequence[ChartLine],
     *,
     unit: str = "",
     zero: bool = True,
@@ -202,9 +204,9 @@ class Bins:
         which = np.cumsum(np.diff(places, prepend=-1.0) != 0) - 1
         middle = [float(np.mean(part)) for part in np.split(x, edges[1:])]
         groups = np.zeros(len(edges)) if group is None else np.asarray(group)[edges]
-        return Bins(which, tuple(middle), tuple(int(each) for each in np.flatnonzero(np.diff(groups) != 0) + 1))
+        return Bins(which, tuple(middle), tuple(int(place) for place in np.flatnonzero(np.diff(groups) != 0) + 1))
 
-    def line(self, name: str, role: str, values: ArrayLike, *, ranges: bool = True, **style: bool) -> Line:
+    def line(self, name: str, role: str, values: ArrayLike, *, ranges: bool = True, **style: bool) -> ChartLine:
         """A line of the bins' means, with their least and greatest values as its range. It omits values that are not finite."""
         y = np.asarray(values, dtype=np.float64)
         known = np.isfinite(y)
@@ -217,7 +219,7 @@ class Bins:
         np.maximum.at(high, which, y[known])
         mean = np.divide(sums, counts, out=np.full(size, np.nan), where=counts > 0)
         wide = ranges and bool((counts > 1).any())
-        return Line(
+        return ChartLine(
             name=name,
             role=role,
             x=self.broken(self.x),
@@ -231,12 +233,12 @@ class Bins:
         """The values with a gap before each break. (The x of a gap is never drawn.)"""
         if not self.starts:
             return values
-        found: list[float | None] = []
+        spaced: list[float | None] = []
         for place, value in enumerate(values):
             if place in self.starts:
-                found.append(None)
-            found.append(value)
-        return tuple(found)
+                spaced.append(None)
+            spaced.append(value)
+        return tuple(spaced)
 
 
 def values_of(values: ArrayLike) -> Values:
@@ -244,17 +246,17 @@ def values_of(values: ArrayLike) -> Values:
     return tuple(float(v) if math.isfinite(v) else None for v in np.asarray(values, dtype=np.float64))
 
 
-def merged(marks: Sequence[Mark], axis: Axis, closest: float = 0.065) -> tuple[Mark, ...]:
+def merged(marks: Sequence[Mark], axis: Axis, closest: float = FINGER) -> tuple[Mark, ...]:
     """Marks that stand at least ``closest`` of the axis apart, so that a finger hits one: those of a neighbourhood become one."""
-    found: list[Mark] = []
+    apart: list[Mark] = []
     for mark in sorted(marks, key=lambda mark: mark.x):
-        if found and axis.place(mark.x) - axis.place(found[-1].x) < closest:
-            last = found[-1]
+        if apart and axis.place(mark.x) - axis.place(apart[-1].x) < closest:
+            last = apart[-1]
             kind = "fault" if "fault" in (last.kind, mark.kind) else last.kind
-            found[-1] = Mark(x=last.x, kind=kind, words=(*last.words, *mark.words))
+            apart[-1] = Mark(x=last.x, kind=kind, words=(*last.words, *mark.words))
         else:
-            found.append(mark)
-    return tuple(found)
+            apart.append(mark)
+    return tuple(apart)
 
 
 def _round_step(span: float, most: int, factors: Sequence[float] = (1, 2, 2.5, 5, 10)) -> float:
@@ -282,12 +284,12 @@ def _multiples(low: float, high: float, step: float) -> list[float]:
 def _decades(low: float, high: float, most: int) -> list[float]:
     first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
     for factors in ((1, 2, 5), (1, 3), (1,)):
-        found = [
+        values = [
             f * 10.0**p for p in range(first, last + 1) for f in factors if low * 0.999 <= f * 10.0**p <= high * 1.001
         ]
-        if len(found) <= most + 1:
-            return found
-    return found[:: math.ceil(len(found) / most)]
+        if len(values) <= most + 1:
+            return values
+    return values[:: math.ceil(len(values) / most)]
 
 
 def _below(value: float) -> float:

@@ -10,10 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from offload.model.checks import rate_shown
-from offload.report.live import WORTH_SHOWING
-
-READING_BINDS = 0.5  # of the preprocessing time, blocked
+from offload.formatting import GOODPUT_DIFFERS, rate_shown
+from offload.report.bottleneck import verdict
 
 
 def summary_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
@@ -24,7 +22,7 @@ def summary_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
         ("wall time", _duration(document["wall_s"])),
         ("throughput", f"{document['samples_per_s']:,.1f} samples/s while stepping"),
     ]
-    if document.get("goodput", math.inf) < WORTH_SHOWING * document["samples_per_s"]:
+    if document.get("goodput", math.inf) < GOODPUT_DIFFERS * document["samples_per_s"]:
         rows.append(("goodput", f"{document['goodput']:,.1f} samples/s as useful as the initial batch's"))
     split = f"{document['workers']} × {document['local_batch_size']} × {document['accum_steps'] + 1}"
     rows.append(
@@ -64,23 +62,6 @@ def summary_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("checkpoint", str(document["checkpoint"])))
     rows.append(("run directory", str(document["run_dir"])))
     return rows
-
-
-def verdict(document: dict[str, Any]) -> str:
-    """The run's bottleneck in plain words."""
-    stall = document["stall"]
-    if not document["steps"]:
-        return "Nothing was trained."
-    if stall < 0.05:
-        return f"The {document['device']} was the bottleneck: more CPUs would not speed this up."
-    most = f"up to {1 / max(1 - stall, 1e-3):.1f} times this rate"
-    blocked = max((rates.get("blocked", 0.0) for rates in document.get("input", {}).values() if rates), default=0.0)
-    if blocked >= READING_BINDS:
-        return (
-            f"Reading was the bottleneck for {stall:.0%} of the time: preprocessing waited {blocked:.0%} of its time for files or other "
-            f"programs. Faster storage would help, {most}; more CPU cores only as far as more requests at once do."
-        )
-    return f"Preprocessing was the bottleneck for {stall:.0%} of the time: more CPU cores would help, {most}."
 
 
 def format_summary(document: dict[str, Any], *, width: int = 110) -> str:

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import numpy as np
 
-from offload.report.page.chart import POINTS, Bins, Chart, Line, Mark, merged, time_axis, value_axis, values_of
+from offload.formatting import GOODPUT_DIFFERS, duration, moment
+from offload.report.events import ClusterChanged, RunStarted
+from offload.report.json_values import number
+from offload.report.page.charts.chart import (
+    POINTS,
+    Bins,
+    Chart,
+    ChartLine,
+    Mark,
+    merged,
+    time_axis,
+    value_axis,
+    values_of,
+)
 from offload.report.page.measured import PARTS, other_s, stalls
-from offload.report.page.numbers import duration, moment
 from offload.report.page.records import Floats
 from offload.report.page.story import Story
 
 GROUP_ROLES = ("a", "b", "c", "d", "e", "f")
 LEAST_PAUSE_S, PAUSE = 10.0, 5.0  # seconds, and usual intervals, without a measurement that break a line
+NEAR_ALL = 0.93  # with the margin of an axis above it, shares always show 100 %
 PART_ROLES = {"data_wait_s": "stall", "peer_wait_s": "b", "compute_s": "device", "sync_s": "c", "other_s": "other"}
 
 
@@ -32,15 +45,12 @@ def bins_of(story: Story, points: int = POINTS) -> Bins:
 def marks_of(story: Story) -> tuple[Mark, ...]:
     """The decisions, faults and resumptions of a run."""
     axis = time_axis(story.clock.length_s)
-    marks = [
-        Mark(
-            x=each.at_s,
-            kind="fault" if each.group == "fault" else "decision",
-            words=(f"{moment(each.at_s)} {each.words}",),
-        )
-        for each in story.told
-        if each.changes or each.kind == "worker_lost"
-    ]
+    marks = []
+    for place, event in enumerate(story.records.events):
+        if event.changes:
+            worded = story.worded(place)
+            kind = "fault" if event.GROUP == "fault" else "decision"
+            marks.append(Mark(x=worded.at_s, kind=kind, words=(f"{moment(worded.at_s)} {worded.words}",)))
     marks += [
         Mark(x=at_s, kind="resumed", words=(f"{moment(at_s)} The run was resumed here, {duration(gap_s)} later",))
         for at_s, gap_s in story.clock.resumed_at_s
@@ -59,7 +69,7 @@ def throughput(story: Story, bins: Bins) -> Chart:
             f"{story.device} ceiling", "device", intervals["device_ceiling_samples_per_s"], ranges=False, dash=True
         ),
     ]
-    if np.nansum(goodput) < 0.999 * np.nansum(rate):
+    if np.nansum(goodput) < GOODPUT_DIFFERS * np.nansum(rate):
         lines.insert(1, bins.line("goodput", "a", goodput, ranges=False))
     lines = [line for line in lines if _known(line)]
     return Chart(
@@ -103,7 +113,7 @@ def busy(story: Story, bins: Bins) -> Chart:
             "CPU cores count the CPU time of finished tasks: idle cores beside a high stall wait for storage, or the network."
         ),
         x=time_axis(story.clock.length_s),
-        y=value_axis("share of time", lines, unit="share", log=False, least_high=0.93),
+        y=value_axis("share of time", lines, unit="share", log=False, least_high=NEAR_ALL),
         lines=tuple(lines),
     )
 
@@ -122,7 +132,7 @@ def step_parts(story: Story, bins: Bins) -> Chart:
         if np.nansum(column) > 0.001 * np.nansum(whole):
             shown = np.isfinite(share)
             lines.append(
-                Line(
+                ChartLine(
                     name=PARTS[name],
                     role=PART_ROLES[name],
                     x=bins.broken(bins.x),
@@ -138,7 +148,7 @@ def step_parts(story: Story, bins: Bins) -> Chart:
         title="Where each second of a step goes, over time",
         reading="The parts of a step's wall time, as shares. Compute near the full height means busy accelerators.",
         x=time_axis(story.clock.length_s),
-        y=value_axis("share of step time", lines, unit="share", log=False, least_high=0.93),
+        y=value_axis("share of step time", lines, unit="share", log=False, least_high=NEAR_ALL),
         lines=tuple(lines),
     )
 
@@ -175,7 +185,7 @@ def sizes(story: Story, bins: Bins) -> list[Chart]:
     for name, title, unit, reading, role in shown:
         values = intervals[name] + (1 if name == "accum_steps" else 0)
         if not np.isfinite(values).any():
-            values = _cores_told(story) if name == "preprocessing_cores" else values
+            values = _cores_in_events(story) if name == "preprocessing_cores" else values
         line = bins.line(title.lower(), role, values, ranges=False, steps=True)
         if _known(line):
             charts.append(
@@ -200,12 +210,12 @@ def cost(story: Story) -> Chart | None:
     edges = sorted({0.0, length_s, *(t for began, ended, _ in spending.spans for t in (began, ended))})
     if len(edges) > POINTS:
         edges = list(np.linspace(0.0, length_s, POINTS))
-    lines = [Line(name="spent", role="measured", x=tuple(edges), y=values_of(spending.up_to(edges)))]
+    lines = [ChartLine(name="spent", role="measured", x=tuple(edges), y=values_of(spending.up_to(edges)))]
     end_s = length_s
     if story.usd_at_end is not None and story.progress is not None and story.usd is not None:
         end_s = length_s + story.progress[1]
         lines.append(
-            Line(name="expected", role="input", x=(length_s, end_s), y=(story.usd, story.usd_at_end), dash=True)
+            ChartLine(name="expected", role="input", x=(length_s, end_s), y=(story.usd, story.usd_at_end), dash=True)
         )
     return Chart(
         key="cost",
@@ -217,18 +227,17 @@ def cost(story: Story) -> Chart | None:
     )
 
 
-def _cores_told(story: Story) -> Floats:
+def _cores_in_events(story: Story) -> Floats:
     """The preprocessing cores from the events, for runs of earlier versions."""
     at = story.records.intervals["at"]
     cores = np.full(len(at), np.nan)
     for event in story.records.events:
-        told = event.get("preprocessing_cores")
-        if isinstance(told, int | float) and not isinstance(told, bool):
-            cores[at >= event["at"]] = told
+        if isinstance(event, RunStarted | ClusterChanged) and (known := number(event.preprocessing_cores)) == known:
+            cores[at >= event.at] = known
     return cores
 
 
-def _known(line: Line) -> bool:
+def _known(line: ChartLine) -> bool:
     return any(value is not None for value in line.y)
 
 

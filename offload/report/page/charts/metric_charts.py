@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from offload.report.page.chart import POINTS, Axis, Chart, Line, time_axis, value_axis, values_of
-from offload.report.page.numbers import figure
-from offload.report.page.records import Floats, Intervals, number
+from offload.formatting import figure
+from offload.report.events import MetricsReported
+from offload.report.json_values import number
+from offload.report.page.charts.chart import POINTS, Axis, Chart, ChartLine, time_axis, value_axis, values_of
+from offload.report.page.records import Floats, Intervals
 from offload.report.page.story import Story
 
 AGAINST = ("epochs", "time", "dollars")
@@ -42,18 +44,22 @@ class Points:
 
 def points_of(story: Story) -> dict[str, Points]:
     """The metrics of a run by name, from the user's reports; without any, from the intervals."""
-    reports = [e for e in story.records.events if e["event"] == "report" and isinstance(e.get("metrics"), dict)]
+    reports = [
+        event
+        for event in story.records.events
+        if isinstance(event, MetricsReported) and isinstance(event.metrics, dict)
+    ]
     if not reports:
         return _from_intervals(story)
-    at = np.array([event["at"] for event in reports], dtype=np.float64)
-    epochs = _epochs([number(e.get("epoch")) for e in reports], [number(e.get("step")) for e in reports])
-    names = list(dict.fromkeys(str(name) for event in reports for name in event["metrics"]))
-    found = {}
+    at = np.array([event.at for event in reports], dtype=np.float64)
+    epochs = _epochs([number(event.epoch) for event in reports], [number(event.step) for event in reports])
+    names = list(dict.fromkeys(str(name) for event in reports for name in event.metrics))
+    points = {}
     for name in names:
-        values = np.array([number(event["metrics"].get(name)) for event in reports])
+        values = np.array([number(event.metrics.get(name)) for event in reports])
         if np.isfinite(values).any():
-            found[name] = _points(story, values, epochs, at)
-    return found
+            points[name] = _points(story, values, epochs, at)
+    return points
 
 
 def charts_of(name: str, points: list[tuple[str, str, Points]], length_s: float, *, key: str) -> list[Chart]:
@@ -61,11 +67,11 @@ def charts_of(name: str, points: list[tuple[str, str, Points]], length_s: float,
     charts = []
     for what in AGAINST:
         lines = []
-        for run, role, each in points:
-            places, values = each.against(what)
+        for run, role, metric in points:
+            places, values = metric.against(what)
             if len(places):
                 lines.append(
-                    Line(name=run, role=role, x=values_of(places), y=values_of(values), dots=len(places) <= 60)
+                    ChartLine(name=run, role=role, x=values_of(places), y=values_of(values), dots=len(places) <= 60)
                 )
         if not lines:
             continue
@@ -88,7 +94,7 @@ def last_value(points: Points) -> str:
     return figure(float(known[-1])) if len(known) else "not finite"
 
 
-def _axis(what: str, lines: list[Line], length_s: float) -> Axis:
+def _axis(what: str, lines: list[ChartLine], length_s: float) -> Axis:
     if what == "time":
         return time_axis(length_s)
     high = max((x for line in lines for x in line.x if x is not None), default=1.0)
@@ -115,7 +121,7 @@ def _from_intervals(story: Story) -> dict[str, Points]:
 def _epochs(epochs: list[float], steps: list[float]) -> Floats:
     """The epochs trained at each report: within an epoch, the share of its steps. The last report of an epoch counts as its end, unless
     the epoch before it had more steps."""
-    found = np.full(len(epochs), np.nan)
+    trained = np.full(len(epochs), np.nan)
     last_of: dict[float, float] = {}
     for epoch, step in zip(epochs, steps, strict=True):
         if epoch == epoch and step == step:
@@ -130,5 +136,5 @@ def _epochs(epochs: list[float], steps: list[float]) -> Floats:
     for place, (epoch, step) in enumerate(zip(epochs, steps, strict=True)):
         if epoch in begins and step == step:
             start, length = begins[epoch]
-            found[place] = epoch + min(max((step - start) / length, 0.0), 1.0)
-    return found
+            trained[place] = epoch + min(max((step - start) / length, 0.0), 1.0)
+    return trained

@@ -1,13 +1,19 @@
-"""What ``offload watch`` shows of a run, as one value."""
+"""What ``offload watch`` shows of a run: one value, drawn as a screen or written as one line."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from offload.report.page.numbers import count, duration, figure, moment, rate, share, usd
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from offload.formatting import count, duration, figure, moment, rate, share, usd
+from offload.report.events import EventIgnored, GroupName
 from offload.report.page.story import Story
-from offload.report.page.words import group_of
 
 MOST_EVENTS = 6
 MOST_NODES = 12
@@ -77,25 +83,70 @@ def watched(story: Story, now: float) -> Watched:
     )
 
 
-def _newest(story: Story, group: str, most: int = MOST_EVENTS) -> tuple[str, ...]:
+def _newest(story: Story, group: GroupName, most: int = MOST_EVENTS) -> tuple[str, ...]:
     """The newest events of a group in words, the oldest first, and no others: a long run has many, and a view looks every two seconds."""
-    kinds = [event["event"] for event in story.records.events]
-    places = (at for at in reversed(range(len(kinds))) if kinds[at] != "ignored" and group_of(kinds[at]) == group)
-    found = [story.telling(at) for at in islice(places, most)]
-    return tuple(f"{moment(told.at_s)}  {told.words}" for told in reversed(found))
+    events = story.records.events
+    places = (
+        place
+        for place in reversed(range(len(events)))
+        if group == events[place].GROUP and not isinstance(events[place], EventIgnored)
+    )
+    newest = [story.worded(place) for place in islice(places, most)]
+    return tuple(f"{moment(worded.at_s)}  {worded.words}" for worded in reversed(newest))
 
 
 def _nodes(story: Story) -> tuple[tuple[str, str], ...]:
     end = story.clock.length_s
     there = [node for node in story.nodes if node.there_at(end)]
-    found = []
+    rows = []
     for node in there[:MOST_NODES]:
         does = [
             what
             for what, spans in (("trains", node.training), ("preprocesses", node.preprocessing))
             if spans and spans[-1][1] >= end
         ]
-        found.append((node.name, f"{node.kind}: {', '.join(does) or 'idle'}"))
+        rows.append((node.name, f"{node.kind}: {', '.join(does) or 'idle'}"))
     if len(there) > MOST_NODES:
-        found.append(("…", f"{len(there) - MOST_NODES} more"))
-    return tuple(found)
+        rows.append(("…", f"{len(there) - MOST_NODES} more"))
+    return tuple(rows)
+
+
+def screen(state: Watched, output: Sequence[str] = ()) -> RenderableType:
+    """The state as panels, from the most important one down: a small terminal cuts the lower ones.
+
+    ``output``: the newest lines that the run has printed.
+    """
+    status = "training" if state.status == "unfinished" and not state.warning else state.status
+    panels: list[RenderableType] = [_panel(Text(f"{state.name}: {status}", style="bold"), _rows(state.facts), "cyan")]
+    if state.warning:
+        panels.append(Text(state.warning, style="yellow"))
+    for title, lines in (("errors", state.errors), ("decisions", state.decisions), ("output", output)):
+        if lines:
+            text = Text("\n".join(lines), no_wrap=title != "errors", overflow="ellipsis")
+            panels.append(_panel(Text(title), text, "red" if title == "errors" else "dim"))
+    panels.append(_panel(Text("nodes"), _rows(state.nodes), "dim"))
+    return Group(*panels)
+
+
+def _panel(title: Text, content: RenderableType, border: str) -> Panel:
+    return Panel(content, title=title, title_align="left", border_style=border)
+
+
+def plain(state: Watched) -> str:
+    """The state as one line."""
+    return " | ".join(
+        [
+            f"{state.name}: {state.status}",
+            *(f"{name} {value}" for name, value in state.facts),
+            *filter(None, [state.warning]),
+        ]
+    )
+
+
+def _rows(rows: tuple[tuple[str, str], ...]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True, min_width=max((len(name) for name, _ in rows), default=1))
+    table.add_column(no_wrap=True, overflow="ellipsis")
+    for name, value in rows:
+        table.add_row(Text(name), Text(value))
+    return table

@@ -20,7 +20,8 @@ from offload.model.placement import (
     one_gpu_type,
     place_workers,
 )
-from offload.train.driver.fleet.nodes import Change, Nodes, Selection
+from offload.report.events import NodeExcluded, ShortOfMemory
+from offload.train.driver.fleet.known_nodes import KnownNodes, NodesChange, Selection
 from tests.train.driver.fleet.made_up import WORKER, cpu_node, gpu_node
 
 GIB = 1 << 30
@@ -32,7 +33,7 @@ class Cluster:
     def __init__(self, *nodes: NodeResources, mixed: bool = False, workers: int = 2) -> None:
         self.now_s = 0.0
         selection = Selection(worker=WORKER, most=workers, mixed=mixed)
-        self.nodes, self.told = Nodes.at_start(nodes, selection, 0.0)
+        self.nodes, self.told = KnownNodes.at_start(nodes, selection, 0.0)
 
     def look(
         self,
@@ -40,7 +41,7 @@ class Cluster:
         leaving: Sequence[str] = (),
         failing: Sequence[str] = (),
         process_bytes: int = PROCESS_BYTES,
-    ) -> Change | None:
+    ) -> NodesChange | None:
         self.nodes, change, told = self.nodes.followed(
             nodes,
             leaving=leaving,
@@ -60,7 +61,7 @@ class Cluster:
 
     @property
     def excluded(self) -> list[str]:
-        return [name for each in self.told if each.kind == "node_excluded" for name in each.values["nodes"]]
+        return [name for event in self.told if isinstance(event, NodeExcluded) for name in event.nodes]
 
 
 def test_a_node_under_notice_has_not_joined_again_because_the_notice_is_not_seen_any_more() -> None:
@@ -79,10 +80,10 @@ def test_nodes_whose_memory_holds_fewer_processes_than_seemed_give_fewer_cores()
     cluster = Cluster(gpu, small)
     assert cluster.told == []
     assert cluster.look(gpu, small, process_bytes=GIB // 4) is None
-    assert cluster.look(gpu, small, process_bytes=GIB) == Change(left=(), leaving=(), joined=())
+    assert cluster.look(gpu, small, process_bytes=GIB) == NodesChange(left=(), leaving=(), joined=())
     assert place_workers(cluster.nodes.usable, WORKER, (1, 1)).cores_by_node == (3, 3)
     (told,) = cluster.told
-    assert (told.kind, told.values) == ("short_of_memory", {"nodes": ["small"], "cores": [3], "process_bytes": GIB})
+    assert told == ShortOfMemory(nodes=["small"], cores=[3], process_bytes=GIB)
     assert cluster.look(gpu, small, process_bytes=GIB) is None
 
 
@@ -104,7 +105,7 @@ def test_a_machine_that_flaps_is_excluded_until_it_is_forgotten() -> None:
     again = cpu_node("10.0.0.7", "another life")
     assert cluster.look(gpu_node("gpu"), again) is None
     assert cluster.excluded == ["10.0.0.7"]
-    (reason,) = [each.values["reason"] for each in cluster.told if each.kind == "node_excluded"]
+    (reason,) = [event.reason for event in cluster.told if isinstance(event, NodeExcluded)]
     assert reason == "lost 3 times within an hour"
     cluster.now_s = FORGET_S + 1
     assert cluster.joined(gpu_node("gpu"), again) == ("10.0.0.7",)

@@ -1,6 +1,6 @@
 """The full-screen view of a run in the process that drives it.
 
-Where it stops: :mod:`offload.report.watch_screen` draws the state, and :mod:`offload.report.page.watched` finds it.
+Where it stops: :mod:`offload.report.terminal.watched` draws the state, and :mod:`offload.report.terminal.watched` finds it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,11 @@ from rich.text import Text
 from offload.errors import ConfigError, argument
 from offload.prices import load_catalog
 from offload.process.interrupts import on_screen
-from offload.report.console import stderr_console
-from offload.report.live import LiveLine
 from offload.report.page.records import RunReader
 from offload.report.page.story import Story
-from offload.report.page.watched import Watched, watched
-from offload.report.streams import write_line
-from offload.report.watch_screen import screen
+from offload.report.terminal.live_line import LiveLine, stderr_console
+from offload.report.terminal.standard_streams import write_line
+from offload.report.terminal.watched import Watched, screen, watched
 
 EVERY_S = 2.0
 MOST_HELD = 1000  # lines
@@ -83,7 +81,7 @@ class FullScreen(LiveLine):
         self._on_screen.__enter__()
         self._screen.start()
         sys.stdout, sys.stderr = (
-            _Held(stream, lambda line, name=name: self._held.append((name, line)))  # type: ignore[misc]
+            _HeldStream(stream, lambda line, name=name: self._held.append((name, line)))  # type: ignore[misc]
             for name, stream in zip(("stdout", "stderr"), self._streams, strict=True)
         )
         self._drawing.start()
@@ -93,7 +91,7 @@ class FullScreen(LiveLine):
         self._ended.set()
         self._drawing.join()
         for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, _Held):
+            if isinstance(stream, _HeldStream):
                 stream.end()
         sys.stdout, sys.stderr = self._streams
         with contextlib.suppress(OSError):  # the terminal may be closed
@@ -142,7 +140,7 @@ class FullScreen(LiveLine):
         return Group(status, shown) if self._status else shown
 
 
-class _Held:
+class _HeldStream:
     """A stream whose lines go to ``line``. For everything else it is the stream that it stands for."""
 
     def __init__(self, stream: Any, line: Callable[[str], None]) -> None:
@@ -150,13 +148,13 @@ class _Held:
 
     def write(self, text: str) -> int:
         *whole, self._begun = (self._begun + text).split("\n")
-        for each in whole:
-            self._line(each)
+        for line in whole:
+            self._line(line)
         return len(text)
 
     def writelines(self, lines: list[str]) -> None:
-        for each in lines:
-            self.write(each)
+        for line in lines:
+            self.write(line)
 
     def flush(self) -> None:
         """Lines have gone already."""

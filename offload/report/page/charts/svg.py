@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from offload.report.page.chart import Axis, Chart, Line, Mark
+from offload.report.page.charts.chart import Axis, Chart, ChartLine, Mark
 
 SIDE = 1000
 MOST_TABLE_ROWS = 25
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn:
+class DrawnLine:
     """A line's paths: the line itself, its band (a range, or the content of a stack) and its dots. Empty: none."""
 
-    line: Line
+    line: ChartLine
     path: str
     band: str
     dots: str
@@ -31,7 +31,7 @@ class Plot:
     """A chart ready for the template. Places are percentages of the frame, from the left and from the top."""
 
     chart: Chart
-    drawn: tuple[Drawn, ...]
+    drawn: tuple[DrawnLine, ...]
     x_ticks: tuple[tuple[float, str], ...]
     y_ticks: tuple[tuple[float, str], ...]
     marks: tuple[tuple[float, Mark], ...]
@@ -56,16 +56,16 @@ def plot(chart: Chart) -> Plot:
     )
 
 
-def _drawn(line: Line, chart: Chart) -> Drawn:
+def _drawn(line: ChartLine, chart: Chart) -> DrawnLine:
     band = "".join(_area(part, chart) for part in _parts(line, line.low, line.high)) if line.low else ""
     path = "" if line.filled else "".join(_way(part, chart, steps=line.steps) for part in _parts(line, line.y))
     dots = ""
     if line.dots and not line.filled:
         dots = "".join(f"M{_x(x, chart.x)} {_y(y, chart.y)}h0" for part in _parts(line, line.y) for x, y in part)
-    return Drawn(line=line, path=path, band=band, dots=dots)
+    return DrawnLine(line=line, path=path, band=band, dots=dots)
 
 
-def _parts(line: Line, *columns: Sequence[float | None]) -> Iterator[list[tuple[float, ...]]]:
+def _parts(line: ChartLine, *columns: Sequence[float | None]) -> Iterator[list[tuple[float, ...]]]:
     """The unbroken parts of a line, as points."""
     part: list[tuple[float, ...]] = []
     for x, *values in zip(line.x, *columns, strict=True):
