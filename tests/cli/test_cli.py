@@ -27,6 +27,7 @@ from offload.prices import built_in
 from offload.process.interrupts import INTERRUPTED
 from offload.report.page.records import read_run
 from offload.report.page.story import Story
+from offload.report.page.what_if import RunModel
 from offload.report.run_dir import EVENTS, METRICS, REPORT, SUMMARY, locked, read_lines
 from offload.train.cluster import connection as cluster
 from offload.train.cluster.connection import check_reachable
