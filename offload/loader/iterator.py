@@ -25,7 +25,7 @@ from torch._utils import ExceptionWrapper
 
 from offload.errors import ConfigError, OffloadError, RunError
 from offload.loader.device import Finish
-from offload.loader.job.feed import Taken
+from offload.loader.job.feed import NextBatches
 from offload.loader.job.session import FeedSession
 from offload.loader.line import BatchPlace
 from offload.loader.recipe import BatchOrder, FinishedBatches
@@ -305,16 +305,16 @@ class _Fetcher:
         start, skip = 0, 0 if self._plan.orders is not None else self._plan.skip
         while not self._closed.is_set():
             want = max(LEAST_TAKEN, self.lead // 4)
-            taken: Taken = answer(self._feed.take.remote(self._name, start, want))
-            _show(taken.printed)
-            self._counted = taken.counted
-            if taken.error is not None:
-                raise taken.error
-            self.lead = max(taken.lead, 1)
-            for remark in taken.remarks:
+            delivery: NextBatches = answer(self._feed.next_batches.remote(self._name, start, want))
+            _show(delivery.printed)
+            self._counted = delivery.counted
+            if delivery.error is not None:
+                raise delivery.error
+            self.lead = max(delivery.lead, 1)
+            for remark in delivery.remarks:
                 say(remark)
-            coming = _Coming(self._session.direct, taken.places)
-            for place in taken.places:
+            coming = _Coming(self._session.direct, delivery.places)
+            for place in delivery.places:
                 try:
                     block = coming.block(place.ref)
                 except ray.exceptions.ObjectLostError:
@@ -324,7 +324,7 @@ class _Fetcher:
                     return
                 start += 1
             else:
-                if taken.over:
+                if delivery.over:
                     self._put(_End() if start >= skip else too_few(skip, "data set", start))
                     return
 

@@ -241,10 +241,10 @@ class _Recording(HubFeed):
         super().__init__(hub, direct)
         self.kept: list[Slice] = []
 
-    def take(
+    def next_slices(
         self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, arrived: int = 0, wait: bool = True
     ) -> tuple[list[Slice], bool]:
-        slices, over = super().take(key, rank, want, reach, arrived=arrived, wait=wait)
+        slices, over = super().next_slices(key, rank, want, reach, arrived=arrived, wait=wait)
         self.kept += slices[: KEPT_BLOCKS - len(self.kept)]
         return slices, over
 
@@ -255,7 +255,7 @@ class _Replaying(BlockReader):
     def __init__(self, kept: list[Slice]) -> None:
         self._kept, self._next = kept, 0
 
-    def take(
+    def next_slices(
         self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, arrived: int = 0, wait: bool = True
     ) -> tuple[list[Slice], bool]:
         self._next += 1

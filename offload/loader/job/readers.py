@@ -73,11 +73,11 @@ class IterableReader:
         samples, ended = 0, False
         cpu, wall = time.process_time(), time.perf_counter()
         while len(items) < MOST_BATCHES and (not items or time.perf_counter() - wall < TASK_S):
-            if (made := next(self._batches, None)) is None:
+            if (batch := next(self._batches, None)) is None:
                 ended = True
                 break
-            items.append(made[0])
-            samples += made[1]
+            items.append(batch[0])
+            samples += batch[1]
         block = FinishedBatches(tuple(items), samples)
         cost = Cost(
             rows=samples,
@@ -152,17 +152,17 @@ class Resting:
         if reader not in self._rests:
             return []
         rest = self._rests.pop(reader)
-        same = [each for each in self._ready() if (each.owner, each.worker) == (reader.owner, reader.worker)]
+        same = [other for other in self._ready() if (other.owner, other.worker) == (reader.owner, reader.worker)]
         self._rests[reader] = _Rest(rest.since, ready=True)
-        others = [each for each in self._ready() if each.owner != reader.owner]
+        others = [other for other in self._ready() if other.owner != reader.owner]
         over = max(len(self._ready()) - len(same) - most, 0)
         return self._dropped([*same, *others[:over]])
 
     def awaited(self, owner: str) -> bool:
         """Whether user's code still runs in a reader of this loader."""
-        return any(each.owner == owner and not rest.ready for each, rest in self._rests.items())
+        return any(reader.owner == owner and not rest.ready for reader, rest in self._rests.items())
 
-    def take(self, owner: str, worker: int, nodes: Collection[str]) -> ReadingProcess | None:
+    def pop(self, owner: str, worker: int, nodes: Collection[str]) -> ReadingProcess | None:
         """A reader that is ready, for an iteration of this loader; None if there is none on these nodes."""
         for reader in self._ready():
             if (reader.owner, reader.worker) == (owner, worker) and reader.node in nodes:
@@ -176,7 +176,12 @@ class Resting:
 
     def late(self, now: float) -> list[ReadingProcess]:
         """Forget those that have rested for long, or whose code does not end, and return them."""
-        return self.drop(lambda each: now - self._rests[each].since > (KEPT_S if self._rests[each].ready else STUCK_S))
+
+        def is_late(reader: ReadingProcess) -> bool:
+            rest = self._rests[reader]
+            return now - rest.since > (KEPT_S if rest.ready else STUCK_S)
+
+        return self.drop(is_late)
 
     def _ready(self) -> list[ReadingProcess]:
         return [reader for reader, rest in self._rests.items() if rest.ready]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from offload.errors import RunError
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID, Columns, take
-from offload.pipeline.index.source import At, Samples, nowhere
+from offload.pipeline.index.source import At, Reader, Samples, nowhere
 from offload.pipeline.order.chunks import TRAINED, whole_chunks
 from offload.pipeline.order.ranges import Ranges
 from offload.pipeline.order.shuffling import generator, mix
@@ -174,7 +174,7 @@ class _Unit:
     done: Ranges
 
 
-class _Held:
+class _Held(Reader):
     """A reader of samples that exist already, of units with these labels. A transform may change what it reads."""
 
     def __init__(self, labels: Sequence[str], made: Sequence[UnitSamples]) -> None:

@@ -83,10 +83,8 @@ def _processed(
     kept: list[np.ndarray[Any, Any]] = []
     skipped: dict[int, str] = {}
     gather = Gather(rows.num_rows, scratch)
-    if (begin_pass := getattr(reader, "begin_pass", None)) is not None:
-        begin_pass(recipe.seed, epoch)
-    if (begin := getattr(reader, "begin", None)) is not None:
-        begin(rows, epoch)
+    reader.begin_pass(recipe.seed, epoch)
+    reader.begin(rows, epoch)
     ends = np.append(np.flatnonzero(np.diff(positions // CHUNK)) + 1, len(positions))
     start = 0
     # Since the first rows without seeds. The task looks once, at its end: a look costs as much as transforming hundreds of light rows.

@@ -17,6 +17,7 @@ from offload.pipeline.blocks.values import annotation
 from offload.pipeline.blocks.whole_samples import CONTENTS, SAMPLES
 from offload.pipeline.blocks.wire import ERROR, POSITION, SAMPLE_ID, Columns, is_pillow, take
 from offload.pipeline.images.region_decode import UndecodableError
+from offload.pipeline.images.split import CpuPart
 from offload.pipeline.order.shuffling import mix
 from offload.pipeline.work.randomness import Drawn, seed_generators
 from offload.pipeline.work.recipe import Recipe
@@ -117,7 +118,8 @@ def _what_it_gets(recipe: Recipe, columns: Columns, error: BaseException) -> str
 
 def _check_annotated(recipe: Recipe, column: str, kind: str) -> None:
     """Raise RunError if the transform gets the image alone and moves its pixels: boxes and masks would no longer fit."""
-    if recipe.kind == "image" and column != "image" and getattr(recipe.transform, "moves_pixels", True):
+    keeps_places = isinstance(recipe.transform, CpuPart) and not recipe.transform.moves_pixels
+    if recipe.kind == "image" and column != "image" and not keeps_places:
         raise RunError(
             f"the transform {recipe.words.transform} gets the image alone, and column {column!r} holds {kind}, which would stay as they "
             "are. Without a cache, call it on both in the data set's own __getitem__. Or call it in a function of a sample "

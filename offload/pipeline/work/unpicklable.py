@@ -22,7 +22,7 @@ def obstacle(recipe: Recipe, error: BaseException) -> str:
     for part in (recipe, *recipe.parts):
         if (found := used((part.reader, part.transform), error)) is not None:
             return found
-        dataset = getattr(part.reader, "dataset", None) if not hasattr(part.reader, "factory") else None
+        dataset = None if part.reader is None else part.reader.pickled_dataset
         if dataset is not None and not travels(dataset):
             owner = type(dataset).__name__
             found = _culprit(dataset)

@@ -23,10 +23,10 @@ class BlockLostError(Exception):
 class FeedClient(Protocol):
     """The feed, for one pass of one rank."""
 
-    def take(
+    def next_slices(
         self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, arrived: int = 0, wait: bool = True
     ) -> tuple[list[Slice], bool]:
-        """See :meth:`offload.pipeline.feed.feed.Feed.take`. Without ``wait``, the answer is empty if none is there yet."""
+        """See :meth:`offload.pipeline.feed.feed.Feed.next_slices`. Without ``wait``, the answer is empty if none is there yet."""
 
     def arrived(self, key: PassKey, rank: int, reach: Reach, arrived: int) -> None:
         """See :meth:`offload.pipeline.feed.feed.Feed.arrived`."""
@@ -77,16 +77,16 @@ class HubFeed(BlockReader):
         self._hub, self._direct = hub, direct
         self._asked: dict[Reach, Pending[tuple[list[Slice], bool]]] = {}
 
-    def take(
+    def next_slices(
         self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, arrived: int = 0, wait: bool = True
     ) -> tuple[list[Slice], bool]:
-        answer = self._asked.pop(reach, None) or self._hub.take(key, rank, want, reach, arrived)
+        answer = self._asked.pop(reach, None) or self._hub.next_slices(key, rank, want, reach, arrived)
         if not wait and not answer.done():
             self._asked[reach] = answer
             return [], False
         slices, over = answer.result()
         if not over:
-            self._asked[reach] = self._hub.take(key, rank, want, reach, arrived)
+            self._asked[reach] = self._hub.next_slices(key, rank, want, reach, arrived)
         return slices, over
 
     def fetch(self, piece: Slice) -> Callable[[], Columns]:

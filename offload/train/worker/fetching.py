@@ -92,7 +92,7 @@ class Fetcher:
         while not self._closed.is_set():
             if len(coming) < most and not (over and not self._arrivals.lost):
                 want = most - len(coming)
-                slices, over = self._feed.take(self._key, self._rank, want, reach, arrived=came, wait=not coming)
+                slices, over = self._feed.next_slices(self._key, self._rank, want, reach, arrived=came, wait=not coming)
                 coming.extend((each, self._feed.fetch(each), waited_s) for each in slices)
             if coming:
                 piece, columns, before_s = coming.popleft()

@@ -48,7 +48,7 @@ def test_events_are_kept_until_the_driver_has_read_them() -> None:
     board.note("seen", number=3)
     second = board.read(first.cursor)
     assert [each["number"] for each in second.events] == [3]
-    assert len(board._events) == 1, "what the driver has is forgotten"
+    assert len(board._events.waiting) == 1, "what the driver has is forgotten"
     assert board.read(second.cursor).events == ()
     board.note("seen", number=4)
     assert [each["number"] for each in board.read(second.cursor).events] == [4]

@@ -36,7 +36,7 @@ class Links:
         self.lost: set[int] = set()
         self.error: Exception | None = None
 
-    def take(
+    def next_slices(
         self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, arrived: int = 0, wait: bool = True
     ) -> tuple[list[Slice], bool]:
         with self.changed:
