@@ -19,7 +19,7 @@ from offload.pipeline.blocks.wire import HIDDEN, POSITION, SAMPLE_ID
 from offload.pipeline.work.block import Scratch
 from offload.pipeline.work.processing import process
 from offload.pipeline.work.recipe import Recipe
-from offload.pipeline.work.watchdog import Nobody, Watch
+from offload.pipeline.work.watchdog import NoReports, Watch
 
 SAMPLES = 64
 
@@ -82,7 +82,7 @@ class LoaderWork:
         chosen = self.indices[start : start + count]
         groups = [list(chosen)] if self.recipe.batches else list(chosen)
         orders = [BatchOrder(number=n, batch=n, indices=each, first=start + n, seed=0) for n, each in enumerate(groups)]
-        made = self.recipe.process(orders, epoch=0, scratch=self.scratch, watch=Watch(Nobody()))
+        made = self.recipe.process(orders, epoch=0, scratch=self.scratch, watch=Watch(NoReports()))
         batches = [unpack(item) for item in made.items]
         for batch in batches:
             if isinstance(batch, ExceptionWrapper):

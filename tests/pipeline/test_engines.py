@@ -23,7 +23,7 @@ from offload.pipeline.pool.task import Block, Cost
 from offload.pipeline.raydata.source import units_of
 from offload.pipeline.sources.from_torch import list_torch_dataset
 from offload.pipeline.work.block import Scratch
-from offload.pipeline.work.watchdog import Nobody, Watch
+from offload.pipeline.work.watchdog import NoReports, Watch
 from offload.train.driver.listed import Listed
 from tests.helpers import eventually
 
@@ -48,7 +48,7 @@ class InMemory:
                 task = found.task
                 try:
                     recipe = task.recipe.ready()
-                    table = recipe.process(task.rows, epoch=task.epoch, scratch=Scratch(), watch=Watch(Nobody()))
+                    table = recipe.process(task.rows, epoch=task.epoch, scratch=Scratch(), watch=Watch(NoReports()))
                 except Exception as error:
                     found.failed(error)
                     continue

@@ -32,7 +32,7 @@ from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
 from offload.pipeline.describe.from_loader import described
 from offload.pipeline.describe.pipeline import Pipeline
 from offload.pipeline.work.block import Scratch
-from offload.pipeline.work.watchdog import Nobody, Watch
+from offload.pipeline.work.watchdog import NoReports, Watch
 
 
 class Squares(Dataset[tuple[int, float]]):
@@ -204,7 +204,7 @@ def test_each_process_initialises_itself_once_before_it_reads() -> None:
     assert roles == []  # the driver only lists
     recipe = pipeline.recipe(index, seed=0).ready()
     for _ in range(2):
-        recipe.process(numbered(index.rows.take(np.arange(4))), epoch=0, scratch=Scratch(), watch=Watch(Nobody()))
+        recipe.process(numbered(index.rows.take(np.arange(4))), epoch=0, scratch=Scratch(), watch=Watch(NoReports()))
     ((number, info),) = roles
     assert number == info.id == 0
     assert isinstance(info.dataset, Squares)

@@ -31,7 +31,7 @@ from offload.pipeline.pool.task import Block, Cost
 from offload.pipeline.raydata.source import units_of
 from offload.pipeline.raydata.units import UnitIndex, UnitRecipe
 from offload.pipeline.work.block import Scratch
-from offload.pipeline.work.watchdog import Nobody, Watch
+from offload.pipeline.work.watchdog import NoReports, Watch
 from tests.pipeline.arrow_tables import arrow_columns, plain
 
 pytestmark = [
@@ -104,7 +104,7 @@ class Passing:
         while len(found) < most and (issued := tasks.next("node")) is not None:
             task, made = issued
             table = cast(Any, task.recipe).process(
-                task.rows, epoch=task.epoch, scratch=Scratch(), watch=Watch(Nobody())
+                task.rows, epoch=task.epoch, scratch=Scratch(), watch=Watch(NoReports())
             )
             cost = Cost(rows=table.num_rows, size_bytes=max(table.nbytes, 1), cpu_s=0.01, wall_s=0.01)
             made(Block(ref=cast(Any, Ref()), cost=cost))

@@ -22,7 +22,7 @@ from offload.pipeline.pool.packed_recipe import PackedRecipe
 from offload.pipeline.pool.task import Cost
 from offload.pipeline.program.output_tail import Teller
 from offload.pipeline.work.environment import keep_freed_memory
-from offload.pipeline.work.watchdog import Nobody, Watch
+from offload.pipeline.work.watchdog import NoReports, Watch
 
 TASK_S = 0.1  # work of a task, beside which its own cost of a millisecond or two does not matter
 MOST_BATCHES = 64  # of a task
@@ -46,7 +46,7 @@ class IterableReader:
         keep_freed_memory()
         gc.freeze()  # what this process has imported: the collections below need not look at it
         self._teller = Teller(run)
-        self._watch = Watch(Nobody())
+        self._watch = Watch(NoReports())
         self._packed: PackedRecipe | None = None
         self._key = ""
         self._worker = 0

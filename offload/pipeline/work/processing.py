@@ -35,7 +35,7 @@ from offload.pipeline.work.transform import (
     check_block_names,
     transform,
 )
-from offload.pipeline.work.watchdog import Nobody, SampleTimeoutError, Watch
+from offload.pipeline.work.watchdog import NoReports, SampleTimeoutError, Watch
 from offload.pipeline.work.wording import FAILURES, say
 
 
@@ -62,7 +62,7 @@ def process(
     """
     if recipe.reader is None:
         raise ValueError("process needs a recipe with a reader")
-    watch, table, scratch = watch or Watch(Nobody()), as_table(rows), scratch or Scratch()
+    watch, table, scratch = watch or Watch(NoReports()), as_table(rows), scratch or Scratch()
     made = _processed(recipe, table, epoch, scratch, watch)
     if made is None:  # rows without seeds have drawn random numbers; all have seeds from now on
         made = _processed(recipe, table, epoch, scratch, watch)

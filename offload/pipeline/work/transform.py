@@ -21,7 +21,7 @@ from offload.pipeline.images.split import CpuPart
 from offload.pipeline.order.shuffling import mix
 from offload.pipeline.work.randomness import Drawn, seed_generators
 from offload.pipeline.work.recipe import Recipe
-from offload.pipeline.work.watchdog import Nobody, SampleTimeoutError, Watch
+from offload.pipeline.work.watchdog import NoReports, SampleTimeoutError, Watch
 from offload.pipeline.work.wording import FAILURES, say
 
 
@@ -62,7 +62,7 @@ def transform(
         for number, image in enumerate(images):
             if image is None:
                 raise _BrokenRow(number, "it has no image")
-    watch = watch or Watch(Nobody())
+    watch = watch or Watch(NoReports())
     numbers = ids if chunk is None else chunk.column(recipe.seeded_by).to_numpy()
     at: list[int | None] = [None]
 
