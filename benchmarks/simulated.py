@@ -17,12 +17,13 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
+from offload.pipeline.blocks.fetching import AT_ONCE
 from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.feed.feed import Feed
 from offload.pipeline.feed.passes import PassKey, PassRequest, Reach, Slice
 from offload.pipeline.pool.pool import IN_FLIGHT
 from offload.pipeline.pool.task import Assignment, Block, Cost, TaskSource
-from offload.train.worker.fetching import FAR_AT_ONCE, PREFETCH_BLOCKS, allowed
+from offload.train.worker.fetching import PREFETCH_BLOCKS, allowed
 
 HUGE = 1e15  # bytes per second of memory
 
@@ -230,9 +231,9 @@ class Rank:
 
     def look(self) -> None:
         """Take what there is room for, and begin to fetch it."""
-        lines: tuple[tuple[Reach, int], ...] = (("near", 1), ("far", FAR_AT_ONCE))
+        lines: tuple[tuple[Reach, int], ...] = (("near", 1), ("far", AT_ONCE))
         if self.run.world.ordered:
-            lines = (("any", FAR_AT_ONCE),)
+            lines = (("any", AT_ONCE),)
         self.over = True
         for reach, at_once in lines:
             ahead, coming = self.asked_ahead[reach], self.coming[reach]

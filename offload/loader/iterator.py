@@ -15,7 +15,6 @@ import time
 import uuid
 import warnings
 import weakref
-from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -27,13 +26,12 @@ from offload.errors import ConfigError, OffloadError, RunError
 from offload.loader.device import Finish
 from offload.loader.job.feed import NextBatches
 from offload.loader.job.session import FeedSession
-from offload.loader.line import BatchPlace
 from offload.loader.recipe import BatchOrder, FinishedBatches
 from offload.loader.remarks import Remarks, say
 from offload.loader.state.progress import EpochProgress, too_few
 from offload.loader.stats import MadeRates, WaitClock
+from offload.pipeline.blocks.fetching import BlockLostError, BlocksAhead
 from offload.pipeline.blocks.packing import unpack
-from offload.pipeline.blocks.receiver import DirectBlocks
 from offload.pipeline.pool.packed_recipe import PackedRecipe
 from offload.pipeline.program.printed import PrintedLine
 from offload.pipeline.work.unpicklable import used
@@ -44,7 +42,6 @@ from offload.uncaught import tells_all
 
 READY = 2  # batches that are fetched before the user's code asks for them
 LEAST_TAKEN = 4  # batches in one answer of the feed
-AT_ONCE = 4  # blocks on their way here
 PATIENCE_S = 0.5  # time between looks for the end of the iteration
 
 
@@ -313,11 +310,11 @@ class _Fetcher:
             self.lead = max(delivery.lead, 1)
             for remark in delivery.remarks:
                 say(remark)
-            coming = _Coming(self._session.direct, delivery.places)
+            ahead = BlocksAhead(self._session.direct, [(place.ref, place.node) for place in delivery.places])
             for place in delivery.places:
                 try:
-                    block = coming.block(place.ref)
-                except ray.exceptions.ObjectLostError:
+                    block: FinishedBatches = ahead.block(place.ref)
+                except BlockLostError:
                     answer(self._feed.make_again.remote(self._name, start))
                     break
                 if start >= skip and not self._put(self._finished(block, place.item), block.samples_per_batch):
@@ -348,36 +345,6 @@ class _Fetcher:
                 self._items.put((item, samples), timeout=PATIENCE_S)
                 return True
         return False
-
-
-class _Coming:
-    """Brings the blocks of these batches here, a few ahead of the one that is wanted: all of them may be more than this host's memory."""
-
-    def __init__(self, direct: DirectBlocks, places: Sequence[BatchPlace]) -> None:
-        self._direct = direct
-        self._further = deque({place.ref: place.node for place in places}.items())
-        self._under_way: dict[Any, Callable[[], Any] | None] = {}  # None: through Ray
-        self._here: dict[Any, FinishedBatches] = {}
-        self._left = Counter(place.ref for place in places)  # batches
-
-    def block(self, ref: Any) -> FinishedBatches:
-        """Wait for the block of the next batch. Raises ObjectLostError if it is gone."""
-        while self._further and len(self._under_way) < AT_ONCE:
-            self._start(*self._further.popleft())
-        if ref not in self._here:
-            direct = self._under_way.pop(ref)
-            found = None if direct is None else direct()
-            self._here[ref] = ray.get(ref) if found is None else found
-        block = self._here[ref]
-        self._left[ref] -= 1
-        if not self._left[ref]:
-            del self._here[ref]
-        return block
-
-    def _start(self, ref: Any, node: str) -> None:
-        self._under_way[ref] = self._direct.fetch(ref, node)
-        if self._under_way[ref] is None:
-            ray.wait([ref], timeout=0, fetch_local=True)
 
 
 def _show(lines: Sequence[PrintedLine]) -> None:

@@ -253,6 +253,7 @@ class _Replaying(BlockReader):
     """A feed that hands out the same blocks again and again."""
 
     def __init__(self, kept: list[Slice]) -> None:
+        super().__init__()
         self._kept, self._next = kept, 0
 
     def next_slices(

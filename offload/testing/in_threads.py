@@ -15,6 +15,7 @@ import numpy as np
 import ray
 import torch
 
+from offload.pipeline.blocks.fetching import BlockLostError
 from offload.pipeline.blocks.receiver import DirectBlocks, Pending
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID, Columns
 from offload.pipeline.feed.datasets import Cores, FeedDataset
@@ -26,7 +27,7 @@ from offload.train.hub.actor import Hub
 from offload.train.hub.board import Board
 from offload.train.hub.client import HubClient
 from offload.train.worker.checkpointer import Content
-from offload.train.worker.feed_client import BlockLostError, HubFeed
+from offload.train.worker.feed_client import HubFeed
 from offload.train.worker.peers import INTERNAL, check_agreed
 
 CORE_SECONDS = 0.2  # the reported cost of a sample: it makes small tasks and many blocks
