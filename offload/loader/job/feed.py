@@ -28,8 +28,6 @@ from offload.errors import OffloadError, RunError
 from offload.loader.job.node_choice import NodeChoice
 from offload.loader.job.readers import (
     KEPT_PER_CORE,
-    MOST_BATCHES,
-    TASK_S,
     IterableReader,
     Read,
     ReadingProcess,
@@ -43,6 +41,7 @@ from offload.pipeline.feed.datasets import Cores
 from offload.pipeline.feed.engine import HELD_SHARE
 from offload.pipeline.feed.meter import Meter
 from offload.pipeline.feed.passes import as_user_error
+from offload.pipeline.feed.sizing import BATCH_TASK_S, batches_in, batches_per_task
 from offload.pipeline.pool.core_watch import CoreWatch
 from offload.pipeline.pool.packed_recipe import PackedRecipe
 from offload.pipeline.pool.pool import IN_FLIGHT, Pool
@@ -55,8 +54,6 @@ TAKE_TIMEOUT_S = 5.0
 LEASE_S = 60.0  # silence after which a process that iterates counts as gone
 IDLE_LEASE_S = 15.0  # the same for one that does not iterate at present: it loses nothing
 STUCK_S = 10.0  # time for the tasks of an ended iteration to end
-FIRST_TASK_S = 0.01  # work of a task for which nothing is ahead: the program waits for it
-LEAST_TASK_S = 0.002  # work of a task that is not worth a division
 NEW_READER_S = 0.25  # time for a new reader to start
 UNUSED_S = 10.0  # time without a process after which the feed ends
 LOOK_S = 5.0
@@ -92,13 +89,12 @@ class _Stream:
         """Count a finished block with this many batches."""
         self.meter.add(block)
         if batches:
-            self.batch_s.append(max(block.cost.cpu_s, block.cost.wall_s / 2) / batches)
+            self.batch_s.append(block.cost.work_s / batches)
 
-    def batches_in(self, seconds: float) -> int:
-        """The number of batches that a core makes in this time."""
-        if not self.batch_s:
-            return 1
-        return max(1, min(int(seconds / max(statistics.median(self.batch_s), 1e-6)), MOST_BATCHES))
+    @property
+    def usual_batch_s(self) -> float | None:
+        """The work of a batch; None before the first."""
+        return statistics.median(self.batch_s) if self.batch_s else None
 
 
 @dataclass(eq=False, kw_only=True)
@@ -112,11 +108,8 @@ class _MapStream(_Stream):
         self.tasks = [other for other in self.tasks if other is not task]
 
     def batches_of_task(self, cores: int) -> int:
-        """The number of batches of the next task. The first tasks are short, since the program waits for them. The last batches are divided
-        among the cores."""
-        soon = max(self.batches_in(FIRST_TASK_S), self.line.ahead // cores)
-        share = max(self.batches_in(LEAST_TASK_S), self.line.wanted // cores)
-        return min(self.batches_in(TASK_S), soon, share)
+        """The number of batches of the next task."""
+        return batches_per_task(self.usual_batch_s, ahead=self.line.ahead, wanted=self.line.wanted, cores=cores)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -458,15 +451,15 @@ class LoaderFeed:
 
     def _lead(self, stream: _Stream) -> int:
         """The number of batches that a loader should order ahead: for all cores' tasks, and as many as they take next."""
-        return (IN_FLIGHT + 1) * self._cores.cores * stream.batches_in(TASK_S) + 2
+        return (IN_FLIGHT + 1) * self._cores.cores * batches_in(BATCH_TASK_S, stream.usual_batch_s) + 2
 
     def _has_room(self, node: str) -> bool:
+        """Whether the batches that no program has asked beyond leave room for more."""
         held: Counter[str] = Counter()
         for stream in self._streams.values():
             if isinstance(stream, _MapStream):
                 held.update(stream.line.held_bytes)
-        of_node = self._cores.stores.get(node, float("inf"))
-        return held.total() < HELD_SHARE * self._cores.store_bytes and held[node] < HELD_SHARE * of_node
+        return self._cores.have_room(held, node, HELD_SHARE)
 
     def _new_reader(self, client: str, owner: str, worker: int) -> ReadingProcess:
         nodes = sorted(set(self._cores.nodes))

@@ -18,14 +18,13 @@ from typing import Any, NamedTuple
 
 from offload.loader.recipe import FinishedBatches, IterableRecipe
 from offload.pipeline.blocks.packing import Packed
+from offload.pipeline.feed.sizing import BATCH_TASK_S, MOST_BATCHES
 from offload.pipeline.pool.packed_recipe import PackedRecipe
 from offload.pipeline.pool.task import Cost
 from offload.pipeline.program.output_tail import Teller
 from offload.pipeline.work.environment import keep_freed_memory
 from offload.pipeline.work.watchdog import NoReports, Watch
 
-TASK_S = 0.1  # work of a task, beside which its own cost of a millisecond or two does not matter
-MOST_BATCHES = 64  # of a task
 KEPT_S = 30.0  # time for the next iteration to come: after as long a break, the start of processes does not matter
 STUCK_S = 10.0  # time for the user's code of an ended iteration to end
 KEPT_PER_CORE = 4  # processes of all loaders that rest: one each for training, validation and test data, and one more
@@ -61,7 +60,7 @@ class IterableReader:
         self._packed, self._key, self._worker = recipe, recipe.key, worker
 
     def read(self) -> tuple[FinishedBatches, Read]:
-        """The next batches: one or more, for about TASK_S."""
+        """The next batches: one or more, for about BATCH_TASK_S."""
         with self._teller.working(self._key):
             return self._read()
 
@@ -72,7 +71,7 @@ class IterableReader:
         items: list[Packed] = []
         samples, ended = 0, False
         cpu, wall = time.process_time(), time.perf_counter()
-        while len(items) < MOST_BATCHES and (not items or time.perf_counter() - wall < TASK_S):
+        while len(items) < MOST_BATCHES and (not items or time.perf_counter() - wall < BATCH_TASK_S):
             if (batch := next(self._batches, None)) is None:
                 ended = True
                 break

@@ -57,10 +57,8 @@ class Meter:
             self._storage_bytes += cost.storage_bytes
         if not cost.rows or cost.cpu_s != cost.cpu_s:
             return
-        # A task that mostly waits for storage is not short.
-        seconds = max(cost.cpu_s, cost.wall_s / 2)
         spent = _Spent(
-            seconds=seconds / cost.rows,
+            seconds=cost.work_s / cost.rows,
             cpu_s=cost.cpu_s / cost.rows,
             size_bytes=cost.size_bytes / cost.rows,
             wall_s=cost.wall_s / cost.rows,
@@ -75,7 +73,7 @@ class Meter:
                 self._cpu_s[block.node] = self._cpu_s.get(block.node, 0.0) + cost.cpu_s
                 recent = self._of_node.setdefault(block.node, deque(maxlen=RECENT_OF_A_NODE))
                 recent.append(spent)
-                wall_s = _median([each.wall_s for each in recent])
+                wall_s = _median([task.wall_s for task in recent])
                 if wall_s > 0:
                     self._pace[block.node] = 1 / wall_s
 
@@ -120,13 +118,13 @@ class Meter:
             size = _median([spent.size_bytes for spent in self._recent])
             read = {"cache_bytes": self._cache_bytes, "storage_bytes": self._storage_bytes}
         cores = self._cores()
-        each = [(count, by_node.get(node, usual)) for node, count in cores.items()]
+        costs = [(count, by_node.get(node, usual)) for node, count in cores.items()]
         usual_pace = 1 / wall_s if wall_s > 0 else math.inf
         return {
             "core_seconds_per_sample": usual,
             "variation": float(np.std(cpu)) / mean if mean > 0 else 0.0,
             "wire_bytes_per_sample": size,
-            "input_ceiling_samples_per_s": sum(count / cpu_s for count, cpu_s in each if cpu_s > 0),
+            "input_ceiling_samples_per_s": sum(count / cpu_s for count, cpu_s in costs if cpu_s > 0),
             "input_pace_samples_per_s": sum(count * pace.get(node, usual_pace) for node, count in cores.items()),
             **({"blocked": min(max(blocked_s / wall_s, 0.0), 1.0)} if wall_s > 0 and blocked_s == blocked_s else {}),
             **(read if any(read.values()) else {}),
@@ -173,10 +171,10 @@ class Meter:
         """
         cores = self._cores()
         with self._lock:
-            pace = {node: each for node, each in self._pace.items() if node in cores}
+            pace = {node: samples_per_s for node, samples_per_s in self._pace.items() if node in cores}
         count = sum(cores[node] for node in pace)
-        mean = sum(cores[node] * each for node, each in pace.items()) / count if count else 1.0
-        return {node: each / mean for node, each in pace.items()}
+        mean = sum(cores[node] * samples_per_s for node, samples_per_s in pace.items()) / count if count else 1.0
+        return {node: samples_per_s / mean for node, samples_per_s in pace.items()}
 
 
 def _median(values: list[float]) -> float:

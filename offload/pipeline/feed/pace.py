@@ -97,7 +97,7 @@ class Pace:
         with self._lock:
             seconds = max(self._seconds, LEAST_S)
             own = self._arrived.get(node, 0.0) / seconds
-            of_all = (sum(self._arrived.values()) - sum(self._arrived.get(each, 0.0) for each in near)) / seconds
+            of_all = (sum(self._arrived.values()) - sum(self._arrived.get(home, 0.0) for home in near)) / seconds
         if not own:
             return BlockRoom(0.0 if held_bytes or travelling_bytes else math.inf, FIRST_BYTES)
         if not held_bytes and own >= KEEPS_UP * makes_bytes_per_s:

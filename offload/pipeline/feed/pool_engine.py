@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -166,15 +165,12 @@ class PoolEngine:
 
     def _has_room(self, node: str) -> bool:
         """Whether the blocks that no worker has taken yet leave room for more, on this node and in total."""
-        held, cores = self._feed.held(), self._feed.cores
-        of_node = cores.stores.get(node, math.inf)
-        return held.total() < HELD_SHARE * cores.store_bytes and held[node] < HELD_SHARE * of_node
+        return self._feed.cores.have_room(self._feed.held(), node, HELD_SHARE)
 
     def _has_own_room(self, node: str, current: Pass) -> bool:
         """Whether a pass has room beside what others hold. A validation would otherwise get one core: workers take nothing of the training
         data meanwhile, whose next blocks fill the store."""
         if len(self._passes) == 1 or current.abandoned():
             return False
-        held, cores = current.held_bytes.copy(), self._feed.cores  # a copy at once: blocks arrive meanwhile
-        of_node = cores.stores.get(node, math.inf)
-        return held.total() < OWN_SHARE * cores.store_bytes and held[node] < OWN_SHARE * of_node
+        held = current.held_bytes.copy()  # a copy at once: blocks arrive meanwhile
+        return self._feed.cores.have_room(held, node, OWN_SHARE)

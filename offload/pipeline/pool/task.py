@@ -45,6 +45,11 @@ class Cost:
     storage_bytes: int = 0
     first_wait_s: float = 0.0
 
+    @property
+    def work_s(self) -> float:
+        """The seconds by which tasks are sized. Not CPU time alone: a task that mostly waits for storage is not short."""
+        return max(self.cpu_s, self.wall_s / 2)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
