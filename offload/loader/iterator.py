@@ -252,8 +252,8 @@ class _Fetcher:
         while True:
             wait_s = min(PATIENCE_S, max(until - time.monotonic(), 0.0)) if timeout_s else PATIENCE_S
             with contextlib.suppress(queue.Empty):
-                found: tuple[Any, int] = self._items.get(timeout=wait_s)
-                return found
+                item: tuple[Any, int] = self._items.get(timeout=wait_s)
+                return item
             if timeout_s and time.monotonic() >= until:
                 raise tells_all(RuntimeError(f"DataLoader timed out after {timeout_s} seconds"))
             if self._session.ended or not ray.is_initialized():
@@ -333,8 +333,8 @@ class _Fetcher:
                 "Return with the samples what the program needs; num_workers of 1 or more says that each process may have its own",
             )
         try:
-            found = unpack(block.items[item])
-            return found if isinstance(found, ExceptionWrapper) else self._plan.finish(found)
+            batch = unpack(block.items[item])
+            return batch if isinstance(batch, ExceptionWrapper) else self._plan.finish(batch)
         except Exception:
             return ExceptionWrapper(where="while offload.DataLoader finished a batch (pin_memory, on_device)")  # type: ignore[no-untyped-call]
 

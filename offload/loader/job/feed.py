@@ -285,11 +285,13 @@ class LoaderFeed:
         """End the iterations and the readers of a loader that is gone."""
         with self._changed:
             of_loader = [
-                name for name, each in self._streams.items() if (each.client, each.recipe.owner) == (client, owner)
+                name
+                for name, stream in self._streams.items()
+                if (stream.client, stream.recipe.owner) == (client, owner)
             ]
             for name in of_loader:  # messages may overtake each other
                 self._drop(name)
-            _end(self._resting.drop(lambda each: each.owner == owner))
+            _end(self._resting.drop(lambda resting: resting.owner == owner))
             self._batch_s.pop((client, owner), None)
 
     def open_streams(self) -> int:

@@ -56,7 +56,7 @@ class MixedRows:
     def __len__(self) -> int:
         return sum(map(len, self.parts))
 
-    def take(self, ids: Numbers) -> pa.Table:
+    def rows_at(self, ids: Numbers) -> pa.Table:
         """The index rows of these samples, in this order, with the columns of all parts."""
         stops = np.cumsum([len(part) for part in self.parts])
         numbers = np.searchsorted(stops, ids, side="right")

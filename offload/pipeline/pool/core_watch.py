@@ -74,7 +74,7 @@ class Patience:
         if self._starved_since is None:
             return None
         waited_s = seen.now_s - self._starved_since
-        if waited_s >= NEVER_S and seen.executed and all(self._stays(each.what) for each in seen.held.holders):
+        if waited_s >= NEVER_S and seen.executed and all(self._stays(holder.what) for holder in seen.held.holders):
             return "never"
         if waited_s >= SAY_S and (self._said_at is None or seen.now_s - self._said_at >= AGAIN_S):
             self._said_at = seen.now_s

@@ -63,12 +63,12 @@ def process(
     if recipe.reader is None:
         raise ValueError("process needs a recipe with a reader")
     watch, table, scratch = watch or Watch(NoReports()), as_table(rows), scratch or Scratch()
-    made = _processed(recipe, table, epoch, scratch, watch)
-    if made is None:  # rows without seeds have drawn random numbers; all have seeds from now on
-        made = _processed(recipe, table, epoch, scratch, watch)
-    assert made is not None
+    results = _processed(recipe, table, epoch, scratch, watch)
+    if results is None:  # rows without seeds have drawn random numbers; all have seeds from now on
+        results = _processed(recipe, table, epoch, scratch, watch)
+    assert results is not None
     watch.idle()
-    return assemble(*made, recipe.words, whole=recipe.whole, skip=recipe.on_error == "skip")
+    return assemble(*results, recipe.words, whole=recipe.whole, skip=recipe.on_error == "skip")
 
 
 def _processed(
@@ -100,7 +100,7 @@ def _processed(
             drawn = None
         elif drawn is None:
             drawn = Drawn(recipe.held)
-        good, made, errors = _process_rows(recipe, chunk, epoch, watch)
+        good, columns, errors = _process_rows(recipe, chunk, epoch, watch)
         if loaded_libraries() != libraries:
             # These rows themselves imported the library of their random numbers, which was therefore not seeded.
             hold_to_one_core()
@@ -111,8 +111,8 @@ def _processed(
         for i, reason in errors.items():
             skipped[start + i] = f"{reader.describe(chunk, i)}: {reason}"
         if len(good):
-            check_block_names(recipe, made)
-            parts.append(made if recipe.whole else gather.place(made))
+            check_block_names(recipe, columns)
+            parts.append(columns if recipe.whole else gather.place(columns))
             kept.append(good + start)
         start = stop
     if drawn:
@@ -151,11 +151,13 @@ def _transform_good(
     columns = samples.columns if len(good) == chunk.num_rows else take(samples.columns, good)
     chunk = chunk if len(good) == chunk.num_rows else chunk.take(pa.array(good))
     try:
-        made = transform(recipe, columns, ids=chunk.column(SAMPLE_ID).to_numpy(), chunk=chunk, epoch=epoch, watch=watch)
+        transformed = transform(
+            recipe, columns, ids=chunk.column(SAMPLE_ID).to_numpy(), chunk=chunk, epoch=epoch, watch=watch
+        )
     except _BrokenRow as error:
         raise _BrokenRow(int(good[error.row]), error.reason) from None
-    recipe.calls.nbytes += _nbytes(columns) + _nbytes(made)
-    return good, made, samples.errors
+    recipe.calls.nbytes += _nbytes(columns) + _nbytes(transformed)
+    return good, transformed, samples.errors
 
 
 def _read(recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch) -> Samples:

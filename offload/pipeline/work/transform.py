@@ -55,8 +55,8 @@ def transform(
             f"{', '.join(map(str, columns))}. Name the images' column 'image' in the source, or pass a function of a batch that transforms "
             "them."
         )
-    if recipe.kind == "image" and (found := _annotated(columns)) is not None:
-        _check_annotated(recipe, *found)
+    if recipe.kind == "image" and (annotated := _annotated(columns)) is not None:
+        _check_annotated(recipe, *annotated)
     if recipe.kind == "image" and chunk is not None and isinstance(images := columns["image"], list):
         # Such as a sample of a tar shard without an image: it is as unusable as one whose image is broken.
         for number, image in enumerate(images):
@@ -146,14 +146,14 @@ def _call(
         begins(None)
         with _seeded(recipe, epoch, int(numbers[0]), 2):
             return _checked(recipe.transform(dict(columns)))
-    made: dict[str, list[Any]] = {}
+    transformed: dict[str, list[Any]] = {}
     for i, number in enumerate(numbers.tolist()):
         begins(i)
         with _seeded(recipe, epoch, number, 3):
             sample = _sample(recipe, {name: column[i] for name, column in columns.items()})
         for name, value in sample.items():
-            made.setdefault(name, []).append(value)
-    return dict(made)
+            transformed.setdefault(name, []).append(value)
+    return dict(transformed)
 
 
 def _sample(recipe: Recipe, sample: dict[str, Any]) -> dict[str, Any]:

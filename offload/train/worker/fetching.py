@@ -91,7 +91,7 @@ class Fetcher:
             if len(coming) < most and not (over and not self._arrivals.lost):
                 want = most - len(coming)
                 slices, over = self._feed.next_slices(self._key, self._rank, want, reach, arrived=came, wait=not coming)
-                coming.extend((each, self._feed.fetch(each), waited_s) for each in slices)
+                coming.extend((piece, self._feed.fetch(piece), waited_s) for piece in slices)
             if coming:
                 piece, columns, before_s = coming.popleft()
                 began = time.monotonic()
