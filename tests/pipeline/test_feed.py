@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -233,6 +234,19 @@ def test_a_lost_block_is_made_again_for_the_rank_that_was_given_it(make: Callabl
     assert piece.ref is not gone.ref
     feed.again(key(), 1, piece)  # and once more
     assert feed.pool.next_task("node") is not None
+
+
+@pytest.mark.parametrize("total", [None, 2 * ROWS])
+def test_what_comes_after_the_end_of_a_pass_that_nobody_wants_changes_nothing(total: int | None) -> None:
+    """Otherwise, a validation that the program breaks off would take the pool's thread with it."""
+    current = passes.Pass(key(), request(), total)
+    task: Any = SimpleNamespace(rows=SimpleNamespace(num_rows=ROWS))
+    current.put(0, block(task))
+    current.close()
+    current.put(1, block(task))
+    current.end()
+    assert current.next_slices(0, 9) == ([], True)
+    assert current.held_bytes.total() == 0
 
 
 # --- near and far -----------------------------------------------------------------------------------------------------

@@ -239,8 +239,10 @@ class Pass:
 
     def put(self, number: int, block: Block) -> None:
         """Add the finished block of the ``number``-th task. The pass delivers blocks in the order of their tasks, unless far ones may be
-        overtaken."""
+        overtaken. A closed pass drops it."""
         with self._lock:
+            if self.closed:
+                return
             self.held_bytes[block.node] += block.cost.size_bytes
             self._finished.put(number, block)
             while (ready := self._finished.pop(self._may_overtake)) is not None:
@@ -258,7 +260,8 @@ class Pass:
     def end(self) -> None:
         """Note that there are no more blocks."""
         with self._lock:
-            self._share(self._allotment.finish())
+            if not self.closed:  # otherwise, the blocks that the allotment still holds back are gone
+                self._share(self._allotment.finish())
             self.finished = True
             self._wake_all()
 
@@ -352,7 +355,7 @@ class Pass:
             return not self.closed
 
     def starving(self) -> bool:
-        """Whether some rank has nothing to take. All other ranks may be waiting for it."""
+        """Whether some rank has nothing to take. All other ranks may be waiting for it: they train in step."""
         return not all(self._lines)
 
     def waited_for(self) -> bool:

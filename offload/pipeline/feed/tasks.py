@@ -115,16 +115,16 @@ class PassTasks(ABC):
 
     @abstractmethod
     def left(self) -> int:
-        """The rows that no task holds yet, about."""
+        """The approximate number of rows that no task holds yet."""
 
     @abstractmethod
     def _least(self) -> int:
-        """The rows of the smallest next task, about."""
+        """The approximate number of rows of the smallest next task."""
 
     @abstractmethod
     def _cut(self, size: int, most: float) -> tuple[Any, int]:
-        """What the next task gets to process, and about how many rows that is: about ``size``, and no more than ``most`` if fewer can be
-        cut."""
+        """Cut the next task from what is left. Return what it processes, and its approximate number of rows: close to ``size``, and not
+        above ``most`` unless the smallest possible task is."""
 
     def next_task(self, node: str, room: BlockRoom = ANY) -> PassTask | None:
         """The next task, for a core of this node; None if all are issued, or if a block would outgrow ``room.most_bytes``."""
@@ -179,16 +179,16 @@ class PassTasks(ABC):
         return self._tasks_under_way[node]
 
     def rows_under_way(self) -> Counter[str]:
-        """The rows of tasks that are not finished yet, by node, about."""
+        """The approximate number of rows of unfinished tasks, by node."""
         return self._rows_under_way
 
     def bytes_under_way(self, node: str) -> float:
-        """The bytes of blocks that a node has not finished yet, about."""
+        """The approximate bytes of the blocks that a node has not finished yet."""
         rates = self._meter.rates()
         return 0.0 if rates is None else self._rows_under_way[node] * rates.bytes_per_sample
 
     def bytes_under_way_beyond(self, nodes: Collection[str]) -> float:
-        """The bytes of blocks that all but these nodes have not finished yet, about."""
+        """The approximate bytes of the blocks that all nodes but these have not finished yet."""
         rates, rows = self._meter.rates(), self._rows_under_way
         return 0.0 if rates is None else (rows.total() - sum(rows[node] for node in nodes)) * rates.bytes_per_sample
 
@@ -202,7 +202,8 @@ class PassTasks(ABC):
         self._task_of[block.ref.hex()] = task, block.cost.rows
 
     def _begin(self) -> int:
-        """Count a task as under way, before its rows leave those to come: in between, the pass would seem to be over. Return its number."""
+        """Count a task as unfinished, and return its number. This comes before :meth:`_cut`: in between, with its rows cut and the task not
+        counted, the pass would seem to be over."""
         with self._counting:
             number = self._issued
             self._issued += 1
@@ -215,8 +216,7 @@ class PassTasks(ABC):
         self._meter.add(block)
         self.remember(assignment.task, block)
         self._learn(assignment.task, block)
-        if not self._pass.closed:
-            self._pass.put(assignment.number, block)
+        self._pass.put(assignment.number, block)
         # Only now: a task counts as unfinished until its block is in the pass, which might otherwise end without it.
         with self._counting:
             self._unfinished -= 1
@@ -266,17 +266,17 @@ class IndexTasks(PassTasks):
         return _chunk_cut(self._positions, self._cursor, 1) - self._cursor
 
     def _cut(self, size: int, most: float) -> tuple[Picked, int]:
-        # As the allotment will decide: the next block goes to the rank with the fewest rows.
+        # Foresee the allotment: the next block will go to the rank with the fewest rows, and should end on a boundary of its batches.
         rank = self._rows.index(min(self._rows))
         size = aligned(size, self._rows[rank], self._local_batch_size)
         stop = _chunk_cut(self._positions, self._cursor, int(max(1, min(size, most - CHUNK + 1))))
         wanted = self._positions.between(self._cursor, stop)
         self._rows[rank] += len(wanted)
         self._cursor = stop
-        # With the already trained rest of their chunks.
+        # A transform's chunk is always processed whole, so that its random numbers and its batch do not depend on where a resume cuts.
         whole = whole_chunks(wanted, len(self._order))
         parts = [self._order[start:end] for start, end in whole.pairs]
-        # One part is a view: the pass keeps every task until its end.
+        # One part is a view, which takes no memory: the pass keeps every task until its end, in case its block is lost.
         ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return Picked(ids=ids, source=self._index, positions=whole, wanted=wanted), len(wanted)
 
@@ -330,13 +330,13 @@ class UnitTasks(PassTasks):
         """The next units: at least one, and otherwise as many as come closest to ``size`` rows."""
         units, rows = [self._order[self._cursor]], self._expected(self._order[self._cursor])
         self._cursor += 1
-        # Behind a filter, units may hold next to nothing, and one core would take all that are left.
+        # Behind a filter, units may hold next to nothing. Without a limit, one task would take all units that are left.
         share = max((len(self._order) - self._cursor) // (2 * max(self._cores().cores, 1)), 1)
         while not self.exhausted():
             following = self._expected(self._order[self._cursor])
             if rows + following / 2 > size or rows + following > most:
                 break
-            # Before the first was made, a unit may hold a handful of rows or millions.
+            # Before the first unit was processed, one may hold a handful of rows or millions.
             if self._rows_in(self._order[self._cursor]) is None and (len(units) >= share or not self._seen_units):
                 break
             units.append(self._order[self._cursor])
@@ -348,13 +348,13 @@ class UnitTasks(PassTasks):
         return self._rows_of(units), round(rows)
 
     def _expected(self, unit: int) -> float:
-        """The rows of a unit, about."""
+        """The approximate number of rows of a unit."""
         if (rows := self._rows_in(unit)) is not None:
             return float(rows)
         return self._usual()
 
     def _usual(self) -> float:
-        """The rows of a unit of which nothing is known, about."""
+        """The approximate number of rows of a unit about which nothing is known: the mean over finished units."""
         return self._seen_rows / self._seen_units if self._seen_rows else ROWS_UNKNOWN
 
     def _rows_in(self, unit: int) -> int | None:
