@@ -44,7 +44,7 @@ from offload.pipeline.feed.passes import as_user_error
 from offload.pipeline.feed.sizing import BATCH_TASK_S, batches_in, batches_per_task
 from offload.pipeline.pool.core_watch import CoreWatch
 from offload.pipeline.pool.packed_recipe import PackedRecipe
-from offload.pipeline.pool.pool import IN_FLIGHT, Pool
+from offload.pipeline.pool.pool import IN_FLIGHT, Pool, PoolMaker
 from offload.pipeline.pool.task import DEAD, Assignment, Block, Task
 from offload.pipeline.program.printed import Outlet, Printed, PrintedLine
 from offload.train.cluster.connection import alive_nodes
@@ -141,7 +141,7 @@ class _BatchTask:
 class LoaderFeed:
     """The actor. Its methods block, and run on many threads. ``pool`` makes the pool that runs the tasks."""
 
-    def __init__(self, cores: Cores, choice: NodeChoice, pool: Callable[..., Any] = Pool) -> None:
+    def __init__(self, cores: Cores, choice: NodeChoice, pool: PoolMaker = Pool) -> None:
         self.handle = ray.get_runtime_context().current_actor if ray.is_initialized() else None
         self._cores, self._choice = cores, choice
         self._nodes = {node.node_id for node in alive_nodes()}

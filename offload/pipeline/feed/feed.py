@@ -27,7 +27,7 @@ from offload.pipeline.feed.passes import Pass, PassKey, PassRequest, Reach, Slic
 from offload.pipeline.feed.pool_engine import PoolEngine
 from offload.pipeline.feed.ray_engine import RayDataEngine
 from offload.pipeline.order.ranges import Ranges
-from offload.pipeline.pool.pool import Pool
+from offload.pipeline.pool.pool import Pool, PoolMaker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class Feed:
         self,
         streams: dict[str, FeedDataset],
         cores: Cores,
-        pool: Callable[..., Any] = Pool,
+        pool: PoolMaker = Pool,
         handle: Any = None,
         clock: Callable[[], float] = time.monotonic,
         listener: FeedListener | None = None,

@@ -39,6 +39,7 @@ class Meter:
 
     def __init__(self, cores: Callable[[], Mapping[str, int]]) -> None:
         self._cores = cores
+        # Four tasks of each core: new enough to follow a change, and enough for a median.
         self._recent: deque[_Spent] = deque(maxlen=max(16, 4 * sum(cores().values())))
         self._of_node: dict[str, deque[_Spent]] = {}
         self._pace: dict[str, float] = {}  # samples/s of one core, by node
@@ -73,7 +74,9 @@ class Meter:
                 self._cpu_s[block.node] = self._cpu_s.get(block.node, 0.0) + cost.cpu_s
                 recent = self._of_node.setdefault(block.node, deque(maxlen=RECENT_OF_A_NODE))
                 recent.append(spent)
-                wall_s = _median([task.wall_s for task in recent])
+                wall_s = _median(
+                    [task.wall_s for task in recent]
+                )  # a median: one slow file says nothing about the node
                 if wall_s > 0:
                     self._pace[block.node] = 1 / wall_s
 

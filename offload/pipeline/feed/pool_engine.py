@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import Any
 
 from offload.pipeline.feed.engine import HELD_SHARE, OWN_SHARE, EngineFeed
 from offload.pipeline.feed.pace import ANY, BlockRoom
 from offload.pipeline.feed.passes import Pass, PassKey, Slice
 from offload.pipeline.feed.tasks import IndexTasks, PassTasks, RepeatedTask, UnitTasks
-from offload.pipeline.pool.pool import Pool
+from offload.pipeline.pool.pool import Pool, PoolMaker
 from offload.pipeline.pool.task import Assignment
 
 ORDERED_WEIGHT = 0.7
@@ -22,7 +20,7 @@ third more with 0.5, and cores are idle behind fast ones with 1."""
 class PoolEngine:
     """Makes blocks in one process per core. ``pool`` makes the pool that runs the tasks."""
 
-    def __init__(self, feed: EngineFeed, pool: Callable[..., Any] = Pool) -> None:
+    def __init__(self, feed: EngineFeed, pool: PoolMaker = Pool) -> None:
         self.handle = feed.handle
         self._feed = feed
         self._passes: dict[PassKey, tuple[Pass, PassTasks]] = {}

@@ -5,7 +5,8 @@ two tasks. It spends 10 to 20 ms of CPU on each task. It restarts its processes 
 were idle for a second or an epoch ends. Here, a task costs about a millisecond and may be short, and each core sets up a
 transform once per run. ``ray.data.Dataset`` sources still run as Ray Data pipelines (:mod:`offload.pipeline.raydata.execution`).
 
-Where it stops: :mod:`offload.pipeline.feed.feed` decides which rows a task gets, and how many.
+Where it stops: the :class:`TaskSource` decides which rows a task gets, and how many. A run has one in
+:mod:`offload.pipeline.feed.pool_engine`, DataLoaders have :mod:`offload.loader.job.feed`.
 """
 
 from __future__ import annotations
@@ -61,6 +62,11 @@ class _Core:
     reserves: bool = True
     instead_of: _Core | None = None
     in_flight: set[_InFlight] = field(default_factory=set)
+
+
+PoolMaker = Callable[[Sequence[str], float, TaskSource, Mapping[str, Any]], Any]
+"""Makes a :class:`Pool`, or what stands for one in a test: from the node of each core, the CPUs of a core, the source of tasks, and the
+runtime environment."""
 
 
 class Pool:
@@ -138,6 +144,7 @@ class Pool:
     def starting(self) -> int:
         """The number of cores without a process that could take a task. A core that others hold counts only for a limited time."""
         earliest = time.monotonic() - START_S
+        # A reshape that the thread has not begun may start processes, so it counts as one.
         return self._asked - self._begun + sum(not core.ready and core.began > earliest for core in tuple(self._cores))
 
     def _run(self) -> None:
