@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from offload.pipeline.blocks.placement import Placement
+from offload.pipeline.blocks.placement import DevicePlacement
 
 
 class Finish:
@@ -25,7 +25,7 @@ class Finish:
         if accelerator is not None and (pin or on_device is not None):
             self._device = torch.device(accelerator.type, torch.accelerator.current_device_index())
         # Without on_device, batches stay in pinned memory, as torch's DataLoader leaves them.
-        self._placement = Placement(None) if on_device is None else Placement(self._device, [on_device])
+        self._placement = DevicePlacement(None) if on_device is None else DevicePlacement(self._device, [on_device])
 
     def begin(self) -> None:
         """Use the program's device on this thread, which makes batches from now on."""

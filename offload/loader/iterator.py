@@ -92,7 +92,7 @@ class Iteration:
         self._clock = clock
         self._over = False
         self._samples = 0
-        self._fetcher = _Fetcher(session, plan)
+        self._fetcher = _BatchFetcher(session, plan)
         self._failed: BaseException | None = None  # of the sampler
         self._pid = os.getpid()
         self._end = weakref.finalize(self, self._fetcher.close)
@@ -196,7 +196,7 @@ class Iteration:
                 self._fetcher.order(orders)
 
 
-class _Fetcher:
+class _BatchFetcher:
     """The side of an iteration that knows the feed. Its thread holds no reference to the iteration, so that the garbage collector can
     end it."""
 

@@ -13,7 +13,7 @@ import torch
 from offload.pipeline.blocks.tensors import moved, record_use
 
 
-class Placement:
+class DevicePlacement:
     """Moves batches to a device on a stream of its own, and applies ``steps`` to them there. Without a device, batches stay where they
     are."""
 

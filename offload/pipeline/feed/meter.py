@@ -22,7 +22,7 @@ ANEW = 16  # updates of the medians per turnover of the recent tasks: with many 
 
 
 @dataclass(frozen=True)
-class _Spent:
+class _SampleCost:
     """Costs per sample of one task: seconds for sizing the next tasks, core-seconds, bytes, wall-clock seconds, and those of them in
     which it waited for files or other programs. ``first_wait_s``: the seconds in which the task waited for its first file."""
 
@@ -40,8 +40,8 @@ class Meter:
     def __init__(self, cores: Callable[[], Mapping[str, int]]) -> None:
         self._cores = cores
         # Four tasks of each core: new enough to follow a change, and enough for a median.
-        self._recent: deque[_Spent] = deque(maxlen=max(16, 4 * sum(cores().values())))
-        self._of_node: dict[str, deque[_Spent]] = {}
+        self._recent: deque[_SampleCost] = deque(maxlen=max(16, 4 * sum(cores().values())))
+        self._of_node: dict[str, deque[_SampleCost]] = {}
         self._pace: dict[str, float] = {}  # samples/s of one core, by node
         self._process_bytes = 0
         self._cache_bytes = self._storage_bytes = 0
@@ -58,7 +58,7 @@ class Meter:
             self._storage_bytes += cost.storage_bytes
         if not cost.rows or cost.cpu_s != cost.cpu_s:
             return
-        spent = _Spent(
+        spent = _SampleCost(
             seconds=cost.work_s / cost.rows,
             cpu_s=cost.cpu_s / cost.rows,
             size_bytes=cost.size_bytes / cost.rows,

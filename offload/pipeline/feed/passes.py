@@ -38,7 +38,7 @@ class Slice(NamedTuple):
     node: str = ""
 
 
-class _Held(NamedTuple):
+class _WaitingSlice(NamedTuple):
     """A slice that waits for its rank, with its bytes in a node's object store."""
 
     piece: Slice
@@ -46,20 +46,20 @@ class _Held(NamedTuple):
     size_bytes: int = 0
 
 
-class _Line:
+class _RankLine:
     """What waits for one rank. ``near`` holds the slices of unknown nodes, too, and all of an ordered pass. ``changed``: tells the rank's
     calls that something came, or that nothing more will."""
 
     def __init__(self, lock: threading.RLock) -> None:
-        self.near: deque[_Held] = deque()
-        self.far: deque[_Held] = deque()
+        self.near: deque[_WaitingSlice] = deque()
+        self.far: deque[_WaitingSlice] = deque()
         self.owed = 0  # lost slices that tasks are making again
         self.changed = threading.Condition(lock)
 
     def __bool__(self) -> bool:
         return bool(self.near or self.far)
 
-    def pop(self, reach: Reach) -> _Held | None:
+    def pop(self, reach: Reach) -> _WaitingSlice | None:
         """The next slice within reach, taken out; None if there is none."""
         if reach != "near" and self.far and not (reach == "any" and self.near):
             return self.far.popleft()
@@ -143,10 +143,10 @@ class _Transfers:
 
     def __init__(self) -> None:
         self.bytes_from: Counter[str] = Counter()  # by the node that holds them
-        self._under_way: defaultdict[tuple[int, Reach], deque[_Held]] = defaultdict(deque)
+        self._under_way: defaultdict[tuple[int, Reach], deque[_WaitingSlice]] = defaultdict(deque)
         self._arrived: Counter[tuple[int, Reach]] = Counter()  # slices, lost ones included
 
-    def begin(self, rank: int, reach: Reach, held: _Held) -> None:
+    def begin(self, rank: int, reach: Reach, held: _WaitingSlice) -> None:
         """Note that a rank was handed this slice, on a request of this reach."""
         self.bytes_from[held.node] += held.size_bytes
         self._under_way[rank, reach].append(held)
@@ -214,7 +214,7 @@ class Pass:
         self.ordered = ordered or request.batch is not None
         self._lock = threading.RLock()
         # Each rank waits for its own line: of a hundred waiting calls, a block concerns two.
-        self._lines = [_Line(self._lock) for _ in range(request.world_size)]
+        self._lines = [_RankLine(self._lock) for _ in range(request.world_size)]
         self._room_changed = threading.Condition(self._lock)
         self.finished = self.closed = False
         self.error: OffloadError | None = None
@@ -337,7 +337,7 @@ class Pass:
         with self._lock:
             line = self._lines[rank]
             line.owed -= 1
-            line.near.append(_Held(piece))
+            line.near.append(_WaitingSlice(piece))
             line.changed.notify_all()
 
     def _wake_all(self) -> None:
@@ -371,7 +371,7 @@ class Pass:
             piece = Slice(block.ref, share.start, share.stop, first, block.node)
             line, home = self._lines[share.rank], self._homes.get(share.rank)
             far = not self.ordered and home is not None and block.node not in ("", home)
-            (line.far if far else line.near).append(_Held(piece, block.node, size))
+            (line.far if far else line.near).append(_WaitingSlice(piece, block.node, size))
             line.changed.notify_all()
         # Shares come in the order of their blocks: what is older than the newest is cut completely.
         self._delivered.forget_before(max((share.block for share in shares), default=-1))

@@ -177,7 +177,7 @@ def _check_read(recipe: Recipe, chunk: pa.Table, samples: Samples) -> None:
         raise RunError(f"{recipe.words.sample(chunk, row)} is unusable: {reason}. {remedy}")
 
 
-class _Place:
+class _CurrentRow:
     """The reader's callback, which tells the watch the current row of a chunk."""
 
     def __init__(self, recipe: Recipe, chunk: pa.Table, watch: Watch) -> None:
@@ -198,7 +198,7 @@ class _Place:
 def _attempt_read(recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch) -> Samples:
     reader = recipe.reader
     assert reader is not None
-    at = _Place(recipe, chunk, watch)
+    at = _CurrentRow(recipe, chunk, watch)
     try:
         # A reader may be random too: a torch data set augments in __getitem__.
         with _seeded(recipe, epoch, chunk.column(recipe.seeded_by)[0].as_py(), 1):
@@ -242,7 +242,7 @@ def _read_one_by_one(recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch, 
     errors: dict[int, str] = dict(known)
     recipe.calls.drew = True  # each row has a seed of its own here, which only chunks repeat
     numbers = chunk.column(recipe.seeded_by).to_pylist()
-    at = _Place(recipe, chunk, watch)
+    at = _CurrentRow(recipe, chunk, watch)
     for i in range(chunk.num_rows):
         values: dict[str, Any] = {}
         if i not in known:

@@ -10,7 +10,7 @@ import torch
 
 from offload.errors import RunError
 from offload.pipeline.blocks.memory import writable
-from offload.pipeline.blocks.placement import Placement
+from offload.pipeline.blocks.placement import DevicePlacement
 from offload.pipeline.blocks.tensors import map_tensors
 from offload.pipeline.blocks.whole_samples import is_nested
 from offload.pipeline.blocks.wire import (
@@ -65,7 +65,7 @@ class Delivery:
         on_device: Sequence[Callable[[Any], Any]] = (),
     ) -> None:
         self._collate_fn = collate_fn
-        self._placement = Placement(device if device.type == "cuda" else None, on_device)
+        self._placement = DevicePlacement(device if device.type == "cuda" else None, on_device)
 
     def deliver(self, cut: Cut) -> tuple[Any, Any]:
         """(the batch on the device, the event of its arrival there). The batch is a dict with the column ``sample_id``, or what
