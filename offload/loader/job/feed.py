@@ -42,7 +42,7 @@ from offload.pipeline.feed.engine import HELD_SHARE
 from offload.pipeline.feed.meter import Meter
 from offload.pipeline.feed.passes import as_user_error
 from offload.pipeline.feed.sizing import BATCH_TASK_S, batches_in, batches_per_task
-from offload.pipeline.pool.core_watch import CoreWatch
+from offload.pipeline.pool.core_watch import CoreWatch, CpuUser
 from offload.pipeline.pool.packed_recipe import PackedRecipe
 from offload.pipeline.pool.pool import IN_FLIGHT, Pool, PoolMaker
 from offload.pipeline.pool.task import DEAD, Assignment, Block, Task
@@ -138,6 +138,30 @@ class _BatchTask:
         self.feed.task_failed(self.stream, self.task, error)
 
 
+class _LoaderCpus(CpuUser):
+    """The preprocessing of a job's DataLoaders, as the watch for waiting CPUs sees it."""
+
+    def __init__(self, feed: LoaderFeed) -> None:
+        self._feed = feed
+
+    def starving(self) -> str:
+        return self._feed.starving()
+
+    def reserves_cores(self) -> bool:
+        return self._feed.reserves_cores()
+
+    def share_cores(self) -> None:
+        self._feed.share(0.0)
+        self._feed.remark(
+            "other tasks of this program wait for CPUs that preprocessing reserves: its processes go on, and reserve none from now on"
+        )
+
+    def waits(self, what: str, seconds: float, held: str) -> None:
+        self._feed.remark(
+            f"{what} has waited {seconds:.0f} s for a CPU. CPUs are held by: {held or 'nobody'}. End what you do not need, or add nodes"
+        )
+
+
 class LoaderFeed:
     """The actor. Its methods block, and run on many threads. ``pool`` makes the pool that runs the tasks."""
 
@@ -162,13 +186,7 @@ class LoaderFeed:
         threading.Thread(target=self._hear, daemon=True, name="readers").start()
         threading.Thread(target=self._end_leases, daemon=True, name="leases").start()
         if self.handle is not None:
-            CoreWatch(
-                starving=self._starving,
-                executed=lambda what: False,
-                reserves=lambda: self._pool is not None and self._pool.reserves and not self._pool.starting(),
-                share=self._share_cores,
-                say=self._waits_for_cpus,
-            ).start()
+            CoreWatch(_LoaderCpus(self)).start()
 
     def __repr__(self) -> str:
         return "DataLoader feed"
@@ -321,7 +339,7 @@ class LoaderFeed:
         with self._changed:
             if node not in self._through_ray:
                 self._through_ray.add(node)
-                self._remark(
+                self.remark(
                     f"batches of node {address} could not be sent directly ({reason}): Ray carries them, which takes more CPU time. A "
                     "firewall may be blocking the ports of the processes that train"
                 )
@@ -370,11 +388,11 @@ class LoaderFeed:
 
     def lost(self, node: str, error: BaseException) -> None:
         """The pool reports that a core's process died."""
-        self._remark(f"a preprocessing process died; others make its batches again ({_first_line(error)})")
+        self.remark(f"a preprocessing process died; others make its batches again ({_first_line(error)})")
 
     def slow(self, node: str, what: str, seconds: float) -> None:
         """Tell the loaders that a preprocessing process has worked on one batch for a long time."""
-        self._remark(f"{what} has taken {seconds:.0f} s so far")
+        self.remark(f"{what} has taken {seconds:.0f} s so far")
 
     def printed(self, key: str, printed: Printed) -> None:
         """Keep what a process has printed while it worked at a recipe, for one of the processes that iterate with it, or else for any."""
@@ -387,6 +405,20 @@ class LoaderFeed:
     def given_up(self, node: str, what: str, seconds: float) -> None:
         """Fail all iterations: a preprocessing process ends because its call cannot be interrupted."""
         self.failed(RunError(f"{what} took longer than {seconds:g} s and cannot be interrupted."))
+
+    def starving(self) -> str:
+        """What waits for the first preprocessing process; empty if nothing does."""
+        return "the DataLoader" if self._streams and self._pool is not None and not self._pool.runs else ""
+
+    def reserves_cores(self) -> bool:
+        """Whether all preprocessing processes run, and reserve CPUs of Ray."""
+        return self._pool is not None and self._pool.reserves and not self._pool.starting()
+
+    def remark(self, text: str) -> None:
+        """Tell all iterations something that their users should know."""
+        with self._changed:
+            for stream in self._streams.values():
+                stream.remarks.append(text)
 
     def share(self, timeout_s: float) -> bool:
         """Reserve no CPUs from now on: others wait for them. Return whether none is reserved within ``timeout_s``."""
@@ -406,26 +438,6 @@ class LoaderFeed:
             "batch_s": self._batch_s.setdefault((client, recipe.owner), deque(maxlen=RECENT)),
             "meter": Meter(lambda: self._cores.by_node),
         }
-
-    def _starving(self) -> str:
-        """What waits for the first preprocessing process; empty if nothing does."""
-        return "the DataLoader" if self._streams and self._pool is not None and not self._pool.runs else ""
-
-    def _share_cores(self) -> None:
-        self.share(0.0)
-        self._remark(
-            "other tasks of this program wait for CPUs that preprocessing reserves: its processes go on, and reserve none from now on"
-        )
-
-    def _waits_for_cpus(self, what: str, seconds: float, held: str) -> None:
-        self._remark(
-            f"{what} has waited {seconds:.0f} s for a CPU. CPUs are held by: {held or 'nobody'}. End what you do not need, or add nodes"
-        )
-
-    def _remark(self, text: str) -> None:
-        with self._changed:
-            for stream in self._streams.values():
-                stream.remarks.append(text)
 
     def _fail(self, stream: _Stream, error: BaseException) -> None:
         with self._changed:

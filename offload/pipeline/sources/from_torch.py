@@ -96,6 +96,7 @@ def _length(name: str, dataset: Any) -> int:
 
 
 def _classes(dataset: Any) -> tuple[str, ...]:
+    # Data sets of torchvision name their classes so. Of another data set, the attribute may be missing or mean something else.
     classes = getattr(dataset, "classes", ())
     return tuple(str(c) for c in classes) if isinstance(classes, list | tuple) else ()
 

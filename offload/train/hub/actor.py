@@ -18,7 +18,7 @@ import ray
 from offload.errors import RunError
 from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.feed.feed import Feed, FeedListener
-from offload.pipeline.pool.core_watch import CoreWatch
+from offload.pipeline.pool.core_watch import CoreWatch, CpuUser
 from offload.pipeline.program.printed import Outlet, Printed
 from offload.report.run_tail import Tails, tails_in
 from offload.train.cluster.holdings import HUB, worker_title
@@ -58,6 +58,42 @@ def _by_board(method: Callable[Concatenate[Board, _P], _T]) -> Callable[Concaten
         return method(hub.board, *args, **named)
 
     return answer
+
+
+class _Preprocessing(CpuUser):
+    """The preprocessing of a run, as the watch for waiting CPUs sees it."""
+
+    def __init__(self, feed: Feed, board: Board, run: str) -> None:
+        self._feed, self._board, self._worker = feed, board, worker_title(run)
+
+    def starving(self) -> str:
+        return self._feed.starving()
+
+    def executed(self, what: str) -> bool:
+        return self._feed.executed(what)
+
+    def reserves_cores(self) -> bool:
+        return self._feed.reserves_cores()
+
+    def stays(self, holder: str) -> bool:
+        return holder == self._worker
+
+    def share_cores(self) -> None:
+        if self._feed.pool is not None:
+            self._feed.pool.share()
+            self._board.note("cores_shared")
+
+    def waits(self, what: str, seconds: float, held: str) -> None:
+        self._board.note("waits_for_cpus", dataset=what, seconds=round(seconds), held=held)
+
+    def waits_in_vain(self, what: str, seconds: float, held: str) -> None:
+        self._feed.failed(
+            RunError(
+                f"the preprocessing of {what!r} has waited {seconds:.0f} s for CPUs that it cannot get while this run trains ({held}). "
+                'Let workers reserve fewer CPUs (scaling_config=ray.train.ScalingConfig(resources_per_worker={"CPU": ...})), let the '
+                "Dataset's steps ask for fewer at once (num_cpus, concurrency), or add nodes."
+            )
+        )
 
 
 class Hub(FeedListener):
@@ -107,33 +143,7 @@ class Hub(FeedListener):
         # The board comes first: the threads of the feed's pool may report as soon as they start.
         self.board = Board(lambda: self.feed.supply(), nodes=nodes)
         self.feed = Feed(streams, cores, handle=context.current_actor, listener=self)
-        run = self._title.removesuffix(HUB)
-        CoreWatch(
-            starving=self.feed.starving,
-            executed=self.feed.executed,
-            reserves=self.feed.reserves_cores,
-            share=self._share_cores,
-            say=self._waits_for_cpus,
-            never=self._never_gets_cpus,
-            stays=lambda what: what == worker_title(run),
-        ).start()
-
-    def _share_cores(self) -> None:
-        if self.feed.pool is not None:
-            self.feed.pool.share()
-            self.note("cores_shared")
-
-    def _waits_for_cpus(self, dataset: str, seconds: float, held: str) -> None:
-        self.note("waits_for_cpus", dataset=dataset, seconds=round(seconds), held=held)
-
-    def _never_gets_cpus(self, dataset: str, seconds: float, held: str) -> None:
-        self.feed.failed(
-            RunError(
-                f"the preprocessing of {dataset!r} has waited {seconds:.0f} s for CPUs that it cannot get while this run trains ({held}). "
-                'Let workers reserve fewer CPUs (scaling_config=ray.train.ScalingConfig(resources_per_worker={"CPU": ...})), let the '
-                "Dataset's steps ask for fewer at once (num_cpus, concurrency), or add nodes."
-            )
-        )
+        CoreWatch(_Preprocessing(self.feed, self.board, run=self._title.removesuffix(HUB))).start()
 
     def __repr__(self) -> str:
         return self._title
