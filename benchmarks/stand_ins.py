@@ -188,7 +188,8 @@ class ScaleHub(Hub):
         take_turns()
         StoodPool.processes = processes
         self._slower = slower
-        self._without_cache = set[str]()
+        self._title = "hub"
+        self._without_cache, self._through_ray = set[str](), set[str]()
         self.board = Board(lambda: self.feed.supply(), nodes=len(cores.by_node))
         self.feed = Feed(
             streams,
