@@ -65,7 +65,7 @@ def _through_ray(ref: ray.ObjectRef[Any]) -> Callable[[], ArrivedBlock]:
 
     def arrived() -> ArrivedBlock:
         # The future of a program that has left Ray never ends.
-        while not concurrent.futures.wait([coming], LOOK_S).done:
+        while not (coming.done() or concurrent.futures.wait([coming], LOOK_S).done):
             if not ray.is_initialized():
                 raise BlockLostError("the connection to Ray has ended")
         try:
