@@ -92,7 +92,7 @@ def measured(cores: int, workers: int, blocks: int, *, full: bool) -> dict[str, 
         while not over:
             if full:
                 tokens.acquire()
-            pieces, over = feed.take(key, rank, 1, reach)
+            pieces, over = feed.next_slices(key, rank, 1, reach)
             rows[rank] += sum(piece.stop - piece.start for piece in pieces)
 
     def finish() -> None:

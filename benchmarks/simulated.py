@@ -17,12 +17,13 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
+from offload.pipeline.blocks.fetching import AT_ONCE
 from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.feed.feed import Feed
 from offload.pipeline.feed.passes import PassKey, PassRequest, Reach, Slice
 from offload.pipeline.pool.pool import IN_FLIGHT
-from offload.pipeline.pool.task import Block, Cost
-from offload.train.worker.data.fetching import FAR_AT_ONCE, PREFETCH_BLOCKS, allowed
+from offload.pipeline.pool.task import Assignment, Block, Cost, TaskSource
+from offload.train.worker.data.fetching import PREFETCH_BLOCKS, allowed
 
 HUGE = 1e15  # bytes per second of memory
 
@@ -97,14 +98,14 @@ class Ref:
 @dataclass(eq=False)
 class _Core:
     node: Node
-    given: deque[Any] = field(default_factory=deque)
+    in_flight: deque[Assignment] = field(default_factory=deque)
 
 
 class SimulatedPool:
     """The cores, with the pool's interface and its way to choose a core for a task."""
 
-    def __init__(self, clock: Clock, world: World, work: Any, made: Callable[[], None]) -> None:
-        self._clock, self._world, self._work, self.made = clock, world, work, made
+    def __init__(self, clock: Clock, world: World, source: TaskSource, made: Callable[[], None]) -> None:
+        self._clock, self._world, self._source, self.made = clock, world, source, made
         self._cores = [_Core(node) for node in world.nodes for _ in range(node.cores)]
         self._rng = np.random.default_rng(world.seed)
         self._looks = False
@@ -121,21 +122,21 @@ class SimulatedPool:
 
     def _give(self) -> None:
         self._looks = False
-        able = [core for core in self._cores if len(core.given) < IN_FLIGHT]
+        able = [core for core in self._cores if len(core.in_flight) < IN_FLIGHT]
         while able:
-            core = min(able, key=lambda core: len(core.given))
-            found = self._work.next_task(core.node.name)
-            if found is None:
+            core = min(able, key=lambda core: len(core.in_flight))
+            assignment = self._source.next_task(core.node.name)
+            if assignment is None:
                 able = [other for other in able if other.node is not core.node]
                 continue
-            core.given.append(found)
-            if len(core.given) == 1:
+            core.in_flight.append(assignment)
+            if len(core.in_flight) == 1:
                 self._begin(core)
-            if len(core.given) >= IN_FLIGHT:
+            if len(core.in_flight) >= IN_FLIGHT:
                 able.remove(core)
 
     def _begin(self, core: _Core) -> None:
-        task, _ = core.given[0]
+        task = core.in_flight[0].task
         world = self._world
         spread = np.sqrt(np.log1p(world.variation**2))
         each = world.core_seconds_per_sample / core.node.core_speed
@@ -143,12 +144,12 @@ class SimulatedPool:
         self._clock.after(seconds, lambda: self._finish(core, seconds))
 
     def _finish(self, core: _Core, seconds: float) -> None:
-        task, done = core.given.popleft()
-        rows = task.rows.num_rows
+        assignment = core.in_flight.popleft()
+        rows = assignment.task.rows.num_rows
         size = int(rows * self._world.bytes_per_sample)
         cost = Cost(rows=rows, size_bytes=size, cpu_s=seconds, wall_s=seconds)
-        done(Block(ref=cast(Any, Ref(core.node.name, rows, size)), cost=cost, node=core.node.name))
-        if core.given:
+        assignment.finished(Block(ref=cast(Any, Ref(core.node.name, rows, size)), cost=cost, node=core.node.name))
+        if core.in_flight:
             self._begin(core)
         self.look()
         self.made()
@@ -230,9 +231,9 @@ class Rank:
 
     def look(self) -> None:
         """Take what there is room for, and begin to fetch it."""
-        lines: tuple[tuple[Reach, int], ...] = (("near", 1), ("far", FAR_AT_ONCE))
+        lines: tuple[tuple[Reach, int], ...] = (("near", 1), ("far", AT_ONCE))
         if self.run.world.ordered:
-            lines = (("any", FAR_AT_ONCE),)
+            lines = (("any", AT_ONCE),)
         self.over = True
         for reach, at_once in lines:
             ahead, coming = self.asked_ahead[reach], self.coming[reach]
@@ -246,7 +247,9 @@ class Rank:
             # A worker asks for the next slices while it fetches the last ones.
             want = max(self.most[reach] - coming, 1)
             key = self.run.key
-            slices, over = self.run.feed.take(key, self.number, want, reach, self.arrived[key, reach], timeout_s=0.0)
+            slices, over = self.run.feed.next_slices(
+                key, self.number, want, reach, self.arrived[key, reach], timeout_s=0.0
+            )
             ahead.extend(slices)
             self.over = self.over and over and not slices
             if slices:

@@ -188,19 +188,19 @@ class ScaleHub(Hub):
         take_turns()
         StoodPool.processes = processes
         self._slower = slower
-        self._without_cache = set[str]()
-        nodes = len(cores.by_node)
-        Board.__init__(self, self.rates, self.core_counts, self.speeds, self.process_bytes, self.spent, nodes=nodes)
-        Feed.__init__(
-            self,
+        self._title = "hub"
+        self._without_cache, self._through_ray = set[str](), set[str]()
+        self.board = Board(lambda: self.feed.supply(), nodes=len(cores.by_node))
+        self.feed = Feed(
             streams,
             cores,
             pool=StoodPool if processes else RealPool,
             handle=ray.get_runtime_context().current_actor,
             clock=lambda: time.monotonic() / slower,
+            listener=self,
         )
 
-    def take(
+    def next_slices(
         self,
         key: PassKey,
         rank: int,
@@ -210,7 +210,7 @@ class ScaleHub(Hub):
         timeout_s: float | None = None,
     ) -> tuple[list[Slice], bool]:
         """See :class:`Feed`."""
-        return super().take(key, rank, want, reach, arrived, timeout_s or TAKE_TIMEOUT_S * self._slower)
+        return self.feed.next_slices(key, rank, want, reach, arrived, timeout_s or TAKE_TIMEOUT_S * self._slower)
 
     def usage(self) -> dict[str, float]:
         """CPU seconds and blocks of this process so far, and its memory now. ``python_cpu_s``: those of the threads that may hold Python's
@@ -227,7 +227,7 @@ class ScaleHub(Hub):
             ),
             "uss_mib": memory.uss / 2**20,
             "blocks": self._blocks(),
-            "rows": sum(current._first_row for current, _ in self._open()),
+            "rows": sum(current.delivered_rows for current, _ in self._open()),
         }
 
     def _blocks(self) -> int:
@@ -235,8 +235,8 @@ class ScaleHub(Hub):
         return sum(tasks._issued - tasks._unfinished for _, tasks in self._open())
 
     def _open(self) -> list[tuple[Pass, PassTasks]]:
-        assert self.pool is not None
-        return list(self.pool._passes.values())
+        assert self.feed.pool is not None
+        return list(self.feed.pool._passes.values())
 
     def slept_s(self, since: float, until: float) -> list[float]:
         """The seconds of work of each core with a process of its own."""
@@ -247,7 +247,7 @@ class ScaleHub(Hub):
         return self._real().memory_bytes()
 
     def _real(self) -> RealPool:
-        assert self.pool is not None
-        pool = self.pool._pool
+        assert self.feed.pool is not None
+        pool = self.feed.pool._pool
         assert isinstance(pool, RealPool)
         return pool

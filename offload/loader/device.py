@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from offload.pipeline.blocks.tensors import moved, record_use
+from offload.pipeline.blocks.placement import DevicePlacement
 
 
 class Finish:
@@ -24,10 +24,8 @@ class Finish:
         self._device: torch.device | None = None
         if accelerator is not None and (pin or on_device is not None):
             self._device = torch.device(accelerator.type, torch.accelerator.current_device_index())
-        self._on_device = on_device
-        # A stream of its own: the copy runs beside the training's kernels.
-        moves = self._device is not None and on_device is not None
-        self._stream = torch.Stream(self._device) if moves else None
+        # Without on_device, batches stay in pinned memory, as torch's DataLoader leaves them.
+        self._placement = DevicePlacement(None) if on_device is None else DevicePlacement(self._device, [on_device])
 
     def begin(self) -> None:
         """Use the program's device on this thread, which makes batches from now on."""
@@ -38,18 +36,12 @@ class Finish:
         """The finished batch. Runs on the loader's thread."""
         if self._device is not None:
             batch = pin_memory(batch, self._device.type)  # type: ignore[no-untyped-call]
-        if self._on_device is None:
-            return batch
-        if self._stream is None:
-            with torch.no_grad():
-                return self._on_device(batch)
-        assert self._device is not None
-        with torch.no_grad(), self._stream:
-            finished = self._on_device(moved(batch, self._device))
-        self._stream.synchronize()
+        with torch.no_grad():
+            finished, arrived = self._placement.place(batch)
+        if arrived is not None:
+            arrived.synchronize()  # the program may use a batch on any stream, which need not wait then
         return finished
 
     def hand_over(self, batch: Any) -> None:
         """Note, on the program's thread, that its stream uses the batch: its memory must not serve another batch before."""
-        if self._stream is not None and self._device is not None:
-            record_use(batch, self._device, torch.accelerator.current_stream())
+        self._placement.hand_over(batch)

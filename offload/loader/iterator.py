@@ -15,7 +15,6 @@ import time
 import uuid
 import warnings
 import weakref
-from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -25,15 +24,14 @@ from torch._utils import ExceptionWrapper
 
 from offload.errors import ConfigError, OffloadError, RunError
 from offload.loader.device import Finish
-from offload.loader.job.feed import Taken
+from offload.loader.job.feed import NextBatches
 from offload.loader.job.session import FeedSession
-from offload.loader.line import BatchPlace
 from offload.loader.recipe import BatchOrder, FinishedBatches
 from offload.loader.remarks import Remarks, say
 from offload.loader.state.progress import EpochProgress, too_few
 from offload.loader.stats import MadeRates, WaitClock
+from offload.pipeline.blocks.fetching import BlockLostError, BlocksAhead
 from offload.pipeline.blocks.packing import unpack
-from offload.pipeline.blocks.receiver import DirectBlocks
 from offload.pipeline.pool.packed_recipe import PackedRecipe
 from offload.pipeline.program.printed import PrintedLine
 from offload.pipeline.work.unpicklable import used
@@ -44,7 +42,6 @@ from offload.uncaught import tells_all
 
 READY = 2  # batches that are fetched before the user's code asks for them
 LEAST_TAKEN = 4  # batches in one answer of the feed
-AT_ONCE = 4  # blocks on their way here
 PATIENCE_S = 0.5  # time between looks for the end of the iteration
 
 
@@ -95,7 +92,7 @@ class Iteration:
         self._clock = clock
         self._over = False
         self._samples = 0
-        self._fetcher = _Fetcher(session, plan)
+        self._fetcher = _BatchFetcher(session, plan)
         self._failed: BaseException | None = None  # of the sampler
         self._pid = os.getpid()
         self._end = weakref.finalize(self, self._fetcher.close)
@@ -199,7 +196,7 @@ class Iteration:
                 self._fetcher.order(orders)
 
 
-class _Fetcher:
+class _BatchFetcher:
     """The side of an iteration that knows the feed. Its thread holds no reference to the iteration, so that the garbage collector can
     end it."""
 
@@ -255,8 +252,8 @@ class _Fetcher:
         while True:
             wait_s = min(PATIENCE_S, max(until - time.monotonic(), 0.0)) if timeout_s else PATIENCE_S
             with contextlib.suppress(queue.Empty):
-                found: tuple[Any, int] = self._items.get(timeout=wait_s)
-                return found
+                item: tuple[Any, int] = self._items.get(timeout=wait_s)
+                return item
             if timeout_s and time.monotonic() >= until:
                 raise tells_all(RuntimeError(f"DataLoader timed out after {timeout_s} seconds"))
             if self._session.ended or not ray.is_initialized():
@@ -305,26 +302,26 @@ class _Fetcher:
         start, skip = 0, 0 if self._plan.orders is not None else self._plan.skip
         while not self._closed.is_set():
             want = max(LEAST_TAKEN, self.lead // 4)
-            taken: Taken = answer(self._feed.take.remote(self._name, start, want))
-            _show(taken.printed)
-            self._counted = taken.counted
-            if taken.error is not None:
-                raise taken.error
-            self.lead = max(taken.lead, 1)
-            for remark in taken.remarks:
+            delivery: NextBatches = answer(self._feed.next_batches.remote(self._name, start, want))
+            _show(delivery.printed)
+            self._counted = delivery.counted
+            if delivery.error is not None:
+                raise delivery.error
+            self.lead = max(delivery.lead, 1)
+            for remark in delivery.remarks:
                 say(remark)
-            coming = _Coming(self._session.direct, taken.places)
-            for place in taken.places:
+            ahead = BlocksAhead(self._session.direct, [(place.ref, place.node) for place in delivery.places])
+            for place in delivery.places:
                 try:
-                    block = coming.block(place.ref)
-                except ray.exceptions.ObjectLostError:
+                    block: FinishedBatches = ahead.block(place.ref)
+                except BlockLostError:
                     answer(self._feed.make_again.remote(self._name, start))
                     break
                 if start >= skip and not self._put(self._finished(block, place.item), block.samples_per_batch):
                     return
                 start += 1
             else:
-                if taken.over:
+                if delivery.over:
                     self._put(_End() if start >= skip else too_few(skip, "data set", start))
                     return
 
@@ -336,8 +333,8 @@ class _Fetcher:
                 "Return with the samples what the program needs; num_workers of 1 or more says that each process may have its own",
             )
         try:
-            found = unpack(block.items[item])
-            return found if isinstance(found, ExceptionWrapper) else self._plan.finish(found)
+            batch = unpack(block.items[item])
+            return batch if isinstance(batch, ExceptionWrapper) else self._plan.finish(batch)
         except Exception:
             return ExceptionWrapper(where="while offload.DataLoader finished a batch (pin_memory, on_device)")  # type: ignore[no-untyped-call]
 
@@ -348,36 +345,6 @@ class _Fetcher:
                 self._items.put((item, samples), timeout=PATIENCE_S)
                 return True
         return False
-
-
-class _Coming:
-    """Brings the blocks of these batches here, a few ahead of the one that is wanted: all of them may be more than this host's memory."""
-
-    def __init__(self, direct: DirectBlocks, places: Sequence[BatchPlace]) -> None:
-        self._direct = direct
-        self._further = deque({place.ref: place.node for place in places}.items())
-        self._under_way: dict[Any, Callable[[], Any] | None] = {}  # None: through Ray
-        self._here: dict[Any, FinishedBatches] = {}
-        self._left = Counter(place.ref for place in places)  # batches
-
-    def block(self, ref: Any) -> FinishedBatches:
-        """Wait for the block of the next batch. Raises ObjectLostError if it is gone."""
-        while self._further and len(self._under_way) < AT_ONCE:
-            self._start(*self._further.popleft())
-        if ref not in self._here:
-            direct = self._under_way.pop(ref)
-            found = None if direct is None else direct()
-            self._here[ref] = ray.get(ref) if found is None else found
-        block = self._here[ref]
-        self._left[ref] -= 1
-        if not self._left[ref]:
-            del self._here[ref]
-        return block
-
-    def _start(self, ref: Any, node: str) -> None:
-        self._under_way[ref] = self._direct.fetch(ref, node)
-        if self._under_way[ref] is None:
-            ray.wait([ref], timeout=0, fetch_local=True)
 
 
 def _show(lines: Sequence[PrintedLine]) -> None:

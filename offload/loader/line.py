@@ -23,7 +23,7 @@ class BatchPlace(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Made:
+class _Ready:
     """A finished batch, with its size in its node's object store."""
 
     place: BatchPlace
@@ -38,7 +38,7 @@ class MapLine:
         self._orders: dict[int, BatchOrder] = {}  # of batches that the consumer may still need
         self._wanted: deque[int] = deque()
         self._under_way: set[int] = set()
-        self._made: dict[int, _Made] = {}
+        self._ready: dict[int, _Ready] = {}
         self._next = 0
 
     @property
@@ -49,7 +49,7 @@ class MapLine:
     @property
     def ahead(self) -> int:
         """The number of batches that are made or under way."""
-        return len(self._made) + len(self._under_way)
+        return len(self._ready) + len(self._under_way)
 
     @property
     def starving(self) -> bool:
@@ -70,27 +70,27 @@ class MapLine:
         self._under_way.update(numbers)
         return [self._orders[number] for number in numbers]
 
-    def made(self, orders: list[BatchOrder], ref: Any, *, node: str, size_bytes: int) -> None:
+    def add(self, orders: list[BatchOrder], ref: Any, *, node: str, size_bytes: int) -> None:
         """Note that a task has made these batches."""
         for item, order in enumerate(orders):
             self._under_way.discard(order.number)
-            if order.number >= self._next and order.number not in self._made:
-                made = _Made(place=BatchPlace(ref, item, node), size_bytes=size_bytes // len(orders))
-                self._made[order.number] = made
-                self.held_bytes[node] += made.size_bytes
+            if order.number >= self._next and order.number not in self._ready:
+                ready = _Ready(place=BatchPlace(ref, item, node), size_bytes=size_bytes // len(orders))
+                self._ready[order.number] = ready
+                self.held_bytes[node] += ready.size_bytes
 
-    def take(self, start: int, want: int) -> list[BatchPlace]:
+    def deliver(self, start: int, want: int) -> list[BatchPlace]:
         """Up to ``want`` batches from number ``start`` on, as far as they are ready. The consumer has all batches before."""
         for number in range(self._next, start):
             self._orders.pop(number, None)
             self._forget(number)
         self._next = max(self._next, start)
-        found = []
+        places = []
         for number in range(start, start + want):
-            if number not in self._made:
+            if number not in self._ready:
                 break
-            found.append(self._made[number].place)
-        return found
+            places.append(self._ready[number].place)
+        return places
 
     def lost(self, number: int) -> None:
         """Make a batch again, before all others: its block is gone with a node."""
@@ -103,9 +103,9 @@ class MapLine:
         return False
 
     def _forget(self, number: int) -> None:
-        made = self._made.pop(number, None)
-        if made is not None:
-            self.held_bytes[made.place.node] -= made.size_bytes
+        ready = self._ready.pop(number, None)
+        if ready is not None:
+            self.held_bytes[ready.place.node] -= ready.size_bytes
 
 
 class IterableLine:
@@ -119,7 +119,7 @@ class IterableLine:
         self._delivered: deque[BatchPlace] = deque()  # from number _next on
         self._next = 0
 
-    def made(self, worker: int, place: BatchPlace) -> None:
+    def add(self, worker: int, place: BatchPlace) -> None:
         """Add the next batch of a worker."""
         self._queues[worker].append(place)
 
@@ -135,8 +135,8 @@ class IterableLine:
         """The number of a worker's batches that wait for their turn."""
         return len(self._queues[worker])
 
-    def take(self, start: int, want: int) -> list[BatchPlace]:
-        """See :meth:`MapLine.take`."""
+    def deliver(self, start: int, want: int) -> list[BatchPlace]:
+        """See :meth:`MapLine.deliver`."""
         while self._next < start and self._delivered:
             self._delivered.popleft()
             self._next += 1

@@ -20,7 +20,7 @@ import pyarrow as pa
 from offload.measure.equivalents import Constant
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
 from offload.pipeline.describe.cached import CachedSamplesReader
-from offload.pipeline.index.source import At, nowhere
+from offload.pipeline.index.source import At, Reader, nowhere
 from offload.pipeline.work.processing import process
 from offload.pipeline.work.randomness import Drawn, Held, held_by
 from offload.pipeline.work.recipe import Recipe
@@ -219,7 +219,7 @@ def _timed_transform(recipe: Recipe, costs: StageCosts) -> Any:
     return timed
 
 
-class _TimedReader:
+class _TimedReader(Reader):
     """A reader that times reading, without the steps inside it."""
 
     def __init__(self, inner: Any, costs: StageCosts) -> None:

@@ -19,7 +19,7 @@ from offload.pipeline.blocks.wire import HIDDEN, POSITION, SAMPLE_ID
 from offload.pipeline.work.block import Scratch
 from offload.pipeline.work.processing import process
 from offload.pipeline.work.recipe import Recipe
-from offload.pipeline.work.watchdog import Nobody, Watch
+from offload.pipeline.work.watchdog import NoReports, Watch
 
 SAMPLES = 64
 
@@ -84,7 +84,7 @@ class LoaderWork:
         orders = [
             BatchOrder(number=n, batch=n, indices=group, first=start + n, seed=0) for n, group in enumerate(groups)
         ]
-        block = self.recipe.process(orders, epoch=0, scratch=self.scratch, watch=Watch(Nobody()))
+        block = self.recipe.process(orders, epoch=0, scratch=self.scratch, watch=Watch(NoReports()))
         batches = [unpack(item) for item in block.items]
         for batch in batches:
             if isinstance(batch, ExceptionWrapper):

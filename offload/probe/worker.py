@@ -267,10 +267,10 @@ class _Recording(HubFeed):
         super().__init__(hub, direct)
         self.kept: list[Slice] = []
 
-    def take(
+    def next_slices(
         self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, arrived: int = 0, wait: bool = True
     ) -> tuple[list[Slice], bool]:
-        slices, over = super().take(key, rank, want, reach, arrived=arrived, wait=wait)
+        slices, over = super().next_slices(key, rank, want, reach, arrived=arrived, wait=wait)
         self.kept += slices[: KEPT_BLOCKS - len(self.kept)]
         return slices, over
 
@@ -279,9 +279,10 @@ class _Replaying(BlockReader):
     """A feed that hands out the same blocks again and again."""
 
     def __init__(self, kept: list[Slice]) -> None:
+        super().__init__()
         self._kept, self._next = kept, 0
 
-    def take(
+    def next_slices(
         self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, arrived: int = 0, wait: bool = True
     ) -> tuple[list[Slice], bool]:
         self._next += 1

@@ -15,17 +15,18 @@ import numpy as np
 import ray
 import torch
 
+from offload.pipeline.blocks.fetching import BlockLostError
 from offload.pipeline.blocks.receiver import DirectBlocks, Pending
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID, Columns
 from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.feed.feed import Feed
 from offload.pipeline.feed.passes import PassKey, Reach, Slice
-from offload.pipeline.pool.task import Block, Cost
+from offload.pipeline.pool.task import Assignment, Block, Cost, TaskSource
 from offload.train.checkpoints import format as checkpoints
 from offload.train.hub.actor import Hub
 from offload.train.hub.board import Board
 from offload.train.hub.client import HubClient
-from offload.train.worker.data.feed_client import BlockLostError, HubFeed
+from offload.train.worker.data.feed_client import HubFeed
 from offload.train.worker.links.peers import INTERNAL, check_agreed
 from offload.train.worker.saving.checkpointer import CheckpointContent
 
@@ -53,11 +54,11 @@ class _Ref:
 class Nodes:
     """A pool of threads, one core each, on nodes that hold their own blocks. It stands in for :class:`offload.pipeline.pool.pool.Pool`."""
 
-    def __init__(self, nodes: Sequence[str], task_cpus: float, work: Any, runtime_env: Any) -> None:
-        self._work = work
+    def __init__(self, nodes: Sequence[str], task_cpus: float, source: TaskSource, runtime_env: Any) -> None:
+        self._source = source
         self._changed = threading.Condition()
         self._one_at_a_time = threading.Lock()
-        self._again: deque[Any] = deque()
+        self._again: deque[Assignment] = deque()
         self._blocks: dict[str, tuple[str, Any]] = {}
         self._numbers = itertools.count()
         self._alive: Counter[str] = Counter()
@@ -109,26 +110,26 @@ class Nodes:
             with self._changed:
                 if not self._alive[node]:
                     return
-                work = self._again.popleft() if self._again else None
-            work = work or self._work.next_task(node)  # without the lock: the feed calls look() with its own held
-            if work is None:
+                assignment = self._again.popleft() if self._again else None
+            # Without the lock: the feed calls look() with its own held.
+            assignment = assignment or self._source.next_task(node)
+            if assignment is None:
                 with self._changed:
                     self._changed.wait(0.05)
                 continue
             time.sleep(TASK_S)
-            task, done = work
             with self._changed:
                 if not self._alive[node]:
-                    self._again.append(work)
+                    self._again.append(assignment)
                     self._changed.notify_all()
                     return
                 ref = _Ref(next(self._numbers))
-                block = task.rows.returned()
+                block = assignment.task.rows.returned()
                 self._blocks[ref.hex()] = node, block
             rows = block.num_rows
             cost = Cost(rows=rows, size_bytes=8 * rows, cpu_s=CORE_SECONDS * rows, wall_s=0.01)
             with self._one_at_a_time:  # like the pool, whose one thread reports all blocks
-                done(Block(ref=ref, cost=cost, node=node))  # type: ignore[arg-type]
+                assignment.finished(Block(ref=ref, cost=cost, node=node))  # type: ignore[arg-type]
 
 
 # -- the hub -----------------------------------------------------------------------------------------------------------
@@ -144,10 +145,8 @@ class LocalHub(Hub):
             nodes.append(Nodes(*arguments))
             return nodes[0]
 
-        Board.__init__(
-            self, self.rates, self.core_counts, self.speeds, self.process_bytes, self.spent, nodes=len(cores.by_node)
-        )
-        Feed.__init__(self, streams, cores, pool=pool)
+        self.board = Board(lambda: self.feed.supply(), nodes=len(cores.by_node))
+        self.feed = Feed(streams, cores, pool=pool, listener=self)
         self.nodes = nodes[0]
 
 
@@ -158,10 +157,10 @@ class LocalClient(HubClient):
         super().__init__(hub)
         self._killed = killed
 
-    def take(
+    def next_slices(
         self, key: PassKey, rank: int, want: int, reach: Reach, arrived: int, timeout_s: float | None = None
     ) -> Pending[tuple[list[Slice], bool]]:
-        return _Later(lambda: self._call(Feed.take, key, rank, want, reach, arrived, timeout_s))
+        return _Later(lambda: self._call(Hub.next_slices, key, rank, want, reach, arrived, timeout_s))
 
     def leave(self, key: PassKey, rank: int) -> None:
         if not self._killed():
@@ -197,12 +196,12 @@ class LocalFeed(HubFeed):
         super().__init__(hub, direct)
         self._nodes: Nodes = hub.actor.nodes
 
-    def take(
+    def next_slices(
         self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, arrived: int = 0, wait: bool = True
     ) -> tuple[list[Slice], bool]:
         if not wait:  # answers here are never under way
-            return self._hub.take(key, rank, want, reach, arrived, timeout_s=0.0).result()
-        return super().take(key, rank, want, reach, arrived=arrived)
+            return self._hub.next_slices(key, rank, want, reach, arrived, timeout_s=0.0).result()
+        return super().next_slices(key, rank, want, reach, arrived=arrived)
 
     def fetch(self, piece: Slice) -> Callable[[], Columns]:
         def columns() -> Columns:

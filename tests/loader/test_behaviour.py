@@ -26,7 +26,7 @@ import torch.utils.data as torch_data
 import offload
 from offload.errors import ConfigError, RunError
 from offload.loader.job import session as sessions
-from offload.loader.job.readers import LOADER_TASK_S
+from offload.pipeline.feed.sizing import BATCH_TASK_S
 from tests.helpers import end_loaders, eventually, title_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
@@ -236,7 +236,7 @@ class Reader(torch_data.IterableDataset[Any]):
             while self.stuck and i == 2:
                 time.sleep(0.05)
             if self.stuck:
-                time.sleep(LOADER_TASK_S)
+                time.sleep(BATCH_TASK_S)
             yield os.getpid(), self.epochs, i
 
 

@@ -14,11 +14,12 @@ from offload.loader.device import Finish
 
 def test_what_on_device_returns_on_the_cpu_belongs_to_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     stream: Any = object()
-    monkeypatch.setattr(torch.accelerator, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: stream)
     recorded: list[Any] = []
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, to: recorded.append((tensor.device.type, to)))
     finish = Finish(pin=False, on_device=lambda batch: batch)
-    finish._device, finish._stream = torch.device("meta"), stream  # as on a machine with an accelerator
+    finish._device = finish._placement._device = torch.device("meta")  # as on a machine with an accelerator
+    finish._placement._stream = stream
     finish.hand_over({"image": torch.ones(2, device="meta"), "lengths": torch.ones(2)})
     assert recorded == [("meta", stream)]
 
@@ -36,12 +37,13 @@ class Graphs:
 
 def test_a_batch_that_is_an_object_moves_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     stream: Any = MagicMock()
-    monkeypatch.setattr(torch.accelerator, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: stream)
     monkeypatch.setattr(device, "pin_memory", lambda batch, kind: batch)
     recorded: list[Any] = []
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, to: recorded.append((tensor.device.type, to)))
     finish = Finish(pin=False, on_device=lambda batch: batch)
-    finish._device, finish._stream = torch.device("meta"), stream  # as on a machine with an accelerator
+    finish._device = finish._placement._device = torch.device("meta")  # as on a machine with an accelerator
+    finish._placement._stream = stream
     batch = finish({"graphs": Graphs()})
     assert batch["graphs"].x.device.type == "meta"
     finish.hand_over(batch)

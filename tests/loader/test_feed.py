@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.loader.job.feed import FIRST_TASK_S, LEAST_TASK_S, _MapStream
-from offload.loader.job.readers import LOADER_TASK_S, MOST_BATCHES
+from offload.loader.job.feed import _MapStream
 from offload.loader.recipe import BatchOrder
+from offload.pipeline.feed.sizing import BATCH_TASK_S, FIRST_BATCH_TASK_S, LEAST_BATCH_TASK_S, MOST_BATCHES
 from offload.pipeline.program.printed import Outlet
 
 UNUSED: Any = None
@@ -28,18 +28,18 @@ def test_a_task_is_long_enough_and_the_program_does_not_wait_for_a_long_one(
 ) -> None:
     epoch = stream([batch_s] * 3, wanted)
     first = epoch.batches_of_task(cores)
-    assert first == 1 or first * batch_s < 1.001 * FIRST_TASK_S
+    assert first == 1 or first * batch_s < 1.001 * FIRST_BATCH_TASK_S
     sizes = []
     while epoch.line.wanted:
         left = epoch.line.wanted
         size = epoch.batches_of_task(cores)
         sizes.append(len(epoch.line.begin(size)))
         assert 1 <= size <= MOST_BATCHES
-        assert size == 1 or size * batch_s < 1.001 * LOADER_TASK_S
-        assert size <= max(left // cores, LEAST_TASK_S / batch_s, 1)  # the other cores get their share
+        assert size == 1 or size * batch_s < 1.001 * BATCH_TASK_S
+        assert size <= max(left // cores, LEAST_BATCH_TASK_S / batch_s, 1)  # the other cores get their share
     assert sum(sizes) == wanted
     # What one core makes in a moment is one task.
-    assert wanted * batch_s > 0.999 * LEAST_TASK_S or wanted > MOST_BATCHES or len(sizes) == 1
+    assert wanted * batch_s > 0.999 * LEAST_BATCH_TASK_S or wanted > MOST_BATCHES or len(sizes) == 1
 
 
 @given(st.integers(1, 300), st.integers(1, 64))

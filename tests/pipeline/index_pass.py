@@ -47,11 +47,11 @@ def a_pass(stream: FeedDataset, *, epoch: int = 0, done: Any = ()) -> dict[int, 
     cores: Any = lambda: _Cores()  # noqa: E731
     tasks = IndexTasks(stream, stream.rows, visit, Meter(lambda: Counter()), cores)
     rows: dict[int, dict[str, Any]] = {}
-    while (found := tasks.next("node")) is not None:
-        task, made = found
+    while (assignment := tasks.next_task("node")) is not None:
+        task = assignment.task
         block = process(cast(Any, task.recipe), task.rows, epoch=task.epoch)
         cost = Cost(rows=block.num_rows, size_bytes=block.nbytes, cpu_s=0.1, wall_s=0.1)
-        made(Block(ref=cast(Any, Ref()), cost=cost))
+        assignment.finished(Block(ref=cast(Any, Ref()), cost=cost))
         columns = wire.decode(block)
         for i, position in enumerate(np.asarray(columns[POSITION]).tolist()):
             assert position not in rows, "each position once"

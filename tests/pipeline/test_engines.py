@@ -23,7 +23,7 @@ from offload.pipeline.pool.task import Block, Cost
 from offload.pipeline.raydata.source import units_of
 from offload.pipeline.sources.from_torch import list_torch_dataset
 from offload.pipeline.work.block import Scratch
-from offload.pipeline.work.watchdog import Nobody, Watch
+from offload.pipeline.work.watchdog import NoReports, Watch
 from offload.train.driver.listed import Listed
 from tests.helpers import eventually
 
@@ -45,15 +45,15 @@ class InMemory:
             return
         try:
             while (found := self._work.next_task(self._nodes[0])) is not None:
-                task, done = found
+                task = found.task
                 try:
                     recipe = task.recipe.ready()
-                    table = recipe.process(task.rows, epoch=task.epoch, scratch=Scratch(), watch=Watch(Nobody()))
+                    table = recipe.process(task.rows, epoch=task.epoch, scratch=Scratch(), watch=Watch(NoReports()))
                 except Exception as error:
-                    done(error)
+                    found.failed(error)
                     continue
                 cost = Cost(rows=table.num_rows, size_bytes=table.nbytes, cpu_s=0.01, wall_s=0.01)
-                done(Block(ref=ray.put(table), cost=cost, node=self._nodes[0]))
+                found.finished(Block(ref=ray.put(table), cost=cost, node=self._nodes[0]))
         finally:
             self._looking.release()
 
@@ -145,7 +145,7 @@ KEY = PassKey(attempt=1, name="train", number=0)
 def taken(feed: Feed, rank: int = 0, key: PassKey = KEY) -> list[Slice]:
     found: list[Slice] = []
     while True:
-        pieces, over = feed.take(key, rank, want=4)
+        pieces, over = feed.next_slices(key, rank, want=4)
         found += pieces
         if over:
             return found
@@ -195,9 +195,9 @@ def test_what_nobody_takes_fills_only_its_share_of_the_store(make: Callable[...,
     feed = make(store_bytes=store)
     feed.begin(1)
     feed.open(KEY, request(), 0)
-    first, over = feed.take(KEY, 0)
+    first, over = feed.next_slices(KEY, 0)
     while not first and not over:
-        first, over = feed.take(KEY, 0)
+        first, over = feed.next_slices(KEY, 0)
     eventually(lambda: feed.held().total() > 0 or len(first) > 1)
     assert feed.held().total() < 4.0 * WIDTH * N
     assert sorted(rows(first + taken(feed))) == [(i, float(i)) for i in range(N)]
@@ -222,9 +222,9 @@ def test_a_lost_slice_comes_again_or_ends_the_run(make: Callable[..., Feed]) -> 
     feed = make()
     feed.begin(1)
     feed.open(KEY, request(), 0)
-    pieces, _ = feed.take(KEY, 0)
+    pieces, _ = feed.next_slices(KEY, 0)
     while not pieces:
-        pieces, _ = feed.take(KEY, 0)
+        pieces, _ = feed.next_slices(KEY, 0)
     feed.again(KEY, 0, pieces[0])
     if not feed.streams["train"].pooled:
         with pytest.raises(RunError, match="a node was lost with blocks"):

@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,11 +17,10 @@ from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.feed.engine import HELD_SHARE
 from offload.pipeline.feed.feed import Feed
 from offload.pipeline.feed.passes import PassKey, PassRequest, Slice
-from offload.pipeline.pool.task import Block, Cost, Task
+from offload.pipeline.pool.task import Assignment, Block, Cost, Task
 from offload.pipeline.sources.from_torch import list_torch_dataset
 
 SAMPLES, ROWS, ROW_BYTES = 640, 16, 10
-Done = Callable[[Any], None]
 
 
 class HandPool:
@@ -76,17 +76,22 @@ def block(task: Task, node: str = "node") -> Block:
     return Block(ref=Ref(), cost=cost, node=node)  # type: ignore[arg-type]
 
 
-def start(feed: Feed, node: str = "node") -> tuple[Task, Done]:
-    found = feed.pool.next_task(node)
-    assert found is not None
-    return found
+def start(feed: Feed, node: str = "node") -> Assignment:
+    assert feed.pool is not None
+    assignment = feed.pool.next_task(node)
+    assert assignment is not None
+    return assignment
+
+
+def finish(assignment: Assignment, node: str = "node") -> None:
+    assignment.finished(block(assignment.task, node))
 
 
 def work_all(feed: Feed) -> int:
     """Run tasks, each done at once, until there are none; returns how many."""
     count = 0
     while (found := feed.pool.next_task("node")) is not None:
-        found[1](block(found[0]))
+        finish(found)
         count += 1
     return count
 
@@ -99,11 +104,11 @@ def test_one_slow_task_does_not_let_the_others_fill_the_store(make: Callable[...
     blocks_in_store = 6
     feed = make(store_bytes=blocks_in_store * ROWS * ROW_BYTES / HELD_SHARE)
     feed.open(key(), request(), 0)
-    slow, slow_done = start(feed)
+    slow = start(feed)
     assert work_all(feed) == blocks_in_store  # and then no more, though the worker has nothing to take
-    assert feed.take(key(), 0, 99) == ([], False)
-    slow_done(block(slow))
-    taken, over = feed.take(key(), 0, 99)
+    assert feed.next_slices(key(), 0, 99) == ([], False)
+    finish(slow)
+    taken, over = feed.next_slices(key(), 0, 99)
     assert (rows_of(taken), over) == ((blocks_in_store + 1) * ROWS, False)
     assert work_all(feed) > 0  # there is room again
 
@@ -112,15 +117,15 @@ def test_a_node_whose_own_store_is_full_gets_no_more_tasks_while_others_do(make:
     feed = make(store_bytes=10 * ROWS * ROW_BYTES / HELD_SHARE)
     feed.open(key(), request(), 0)
     full = 0
-    held: list[tuple[Task, Done]] = [start(feed, "a")]  # under way, so that the worker is not starving for another
+    held = [start(feed, "a")]  # under way, so that the worker is not starving for another
     while (found := feed.pool.next_task("b")) is not None:
-        found[1](block(found[0], "b"))
-        full += found[0].rows.num_rows
+        finish(found, "b")
+        full += found.task.rows.num_rows
     assert 4 * ROWS < full <= 6 * ROWS
     held.append(start(feed, "a"))
-    for task, done in held:
-        done(block(task, "a"))
-    feed.take(key(), 0, 99)
+    for begun in held:
+        finish(begun, "a")
+    feed.next_slices(key(), 0, 99)
     assert feed.pool.next_task("b") is not None
 
 
@@ -131,10 +136,10 @@ def test_a_rank_that_has_nothing_is_served_even_over_the_limit(make: Callable[..
     received = 0
     while received < SAMPLES // 2:
         work_all(feed)
-        slices, over = feed.take(key(), 1, 1)  # rank 0 takes nothing: all the store is full of what is its
+        slices, over = feed.next_slices(key(), 1, 1)  # rank 0 takes nothing: all the store is full of what is its
         assert slices, "rank 1 waits for ever"
         received += rows_of(slices)
-    assert over or feed.take(key(), 1, 1) == ([], True)
+    assert over or feed.next_slices(key(), 1, 1) == ([], True)
 
 
 def test_a_validation_gets_several_cores_though_training_blocks_fill_the_store(make: Callable[..., Feed]) -> None:
@@ -145,9 +150,9 @@ def test_a_validation_gets_several_cores_though_training_blocks_fill_the_store(m
     feed.open(key(name="val"), request(), 0)
     under_way = [start(feed) for _ in range(3)]  # the worker waits for the first
     assert 0 < work_all(feed) <= blocks_in_store // 2
-    for task, done in under_way:
-        done(block(task))
-    while not (found := feed.take(key(name="val"), 0, 99))[1]:
+    for begun in under_way:
+        finish(begun)
+    while not (found := feed.next_slices(key(name="val"), 0, 99))[1]:
         assert found[0], "the worker waits for ever"
         work_all(feed)
 
@@ -155,11 +160,11 @@ def test_a_validation_gets_several_cores_though_training_blocks_fill_the_store(m
 def test_a_validation_comes_before_the_blocks_of_the_next_epoch(make: Callable[..., Feed]) -> None:
     feed = make()
     feed.open(key(), PassRequest(world_size=1, first_rows=ROWS, epoch=1, followed=True), 0)
-    while (begun := start(feed))[0].epoch == 1:
-        begun[1](block(begun[0]))
-    assert begun[0].epoch == 2
+    while (begun := start(feed)).task.epoch == 1:
+        finish(begun)
+    assert begun.task.epoch == 2
     feed.open(key(name="val"), request(), 0)
-    assert start(feed)[0].epoch == 0
+    assert start(feed).task.epoch == 0
 
 
 def test_blocks_that_nobody_takes_yet_get_no_room_beside_others(make: Callable[..., Feed]) -> None:
@@ -174,10 +179,10 @@ def test_a_rank_may_be_a_visit_behind(make: Callable[..., Feed]) -> None:
     for rank in (0, 1):
         feed.open(key(0, "val"), request(2), rank)
     work_all(feed)
-    assert rows_of(feed.take(key(0, "val"), 0, 99)[0]) == SAMPLES // 2
+    assert rows_of(feed.next_slices(key(0, "val"), 0, 99)[0]) == SAMPLES // 2
     feed.leave(key(0, "val"), 0)
     feed.open(key(1, "val"), request(2), 0)
-    assert rows_of(feed.take(key(0, "val"), 1, 99)[0]) == SAMPLES // 2
+    assert rows_of(feed.next_slices(key(0, "val"), 1, 99)[0]) == SAMPLES // 2
 
 
 def test_what_all_ranks_have_left_is_dropped_and_works_no_more(make: Callable[..., Feed]) -> None:
@@ -189,7 +194,7 @@ def test_what_all_ranks_have_left_is_dropped_and_works_no_more(make: Callable[..
     assert feed.pool.next_task("node") is not None
     feed.leave(key(), 1)
     assert feed.pool.next_task("node") is None
-    assert feed.take(key(), 0, 1) == ([], True)
+    assert feed.next_slices(key(), 0, 1) == ([], True)
 
 
 def test_a_data_set_that_one_rank_alone_visits_does_not_pile_up(make: Callable[..., Feed]) -> None:
@@ -197,7 +202,7 @@ def test_a_data_set_that_one_rank_alone_visits_does_not_pile_up(make: Callable[.
     for visit in range(5):
         feed.open(key(visit, "val"), request(2), 0)
         work_all(feed)
-        feed.take(key(visit, "val"), 0, 99)
+        feed.next_slices(key(visit, "val"), 0, 99)
         feed.leave(key(visit, "val"), 0)
     assert len(feed._passes) <= 2
 
@@ -207,7 +212,7 @@ def test_a_pool_that_fails_is_told_to_who_waits(make: Callable[..., Feed]) -> No
     feed.open(key(), request(), 0)
     feed.failed(RuntimeError("out of memory"))
     with pytest.raises(RunError, match="preprocessing failed: RuntimeError: out of memory"):
-        feed.take(key(), 0, 1)
+        feed.next_slices(key(), 0, 1)
 
 
 def test_a_lost_block_is_made_again_for_the_rank_that_was_given_it(make: Callable[..., Feed]) -> None:
@@ -215,20 +220,33 @@ def test_a_lost_block_is_made_again_for_the_rank_that_was_given_it(make: Callabl
     for rank in (0, 1):
         feed.open(key(), request(2), rank)
     work_all(feed)
-    slices, over = feed.take(key(), 1, 99)
+    slices, over = feed.next_slices(key(), 1, 99)
     assert over
     gone = slices[3]
     feed.again(key(), 1, gone)
-    assert feed.take(key(), 1, 99) == ([], False)  # not over: one is still to come
-    again, done = start(feed)
-    assert again.rows.num_rows >= gone.stop
-    done(block(again))
-    (piece,), over = feed.take(key(), 1, 99)
+    assert feed.next_slices(key(), 1, 99) == ([], False)  # not over: one is still to come
+    again = start(feed)
+    assert again.task.rows.num_rows >= gone.stop
+    finish(again)
+    (piece,), over = feed.next_slices(key(), 1, 99)
     assert over
     assert piece._replace(ref=gone.ref) == gone
     assert piece.ref is not gone.ref
     feed.again(key(), 1, piece)  # and once more
     assert feed.pool.next_task("node") is not None
+
+
+@pytest.mark.parametrize("total", [None, 2 * ROWS])
+def test_what_comes_after_the_end_of_a_pass_that_nobody_wants_changes_nothing(total: int | None) -> None:
+    """Otherwise, a validation that the program breaks off would take the pool's thread with it."""
+    current = passes.Pass(key(), request(), total)
+    task: Any = SimpleNamespace(rows=SimpleNamespace(num_rows=ROWS))
+    current.put(0, block(task))
+    current.close()
+    current.put(1, block(task))
+    current.end()
+    assert current.next_slices(0, 9) == ([], True)
+    assert current.held_bytes.total() == 0
 
 
 # --- near and far -----------------------------------------------------------------------------------------------------
@@ -239,11 +257,11 @@ def test_near_blocks_overtake_far_ones_only_where_the_order_is_random(make: Call
     feed = make(shuffle=shuffle)
     feed.open(key(), request(), 0, "a")
     far, near = start(feed, "b"), start(feed, "a")
-    near[1](block(near[0], "a"))
-    assert len(feed.take(key(), 0, 9, "near")[0]) == shuffle
-    far[1](block(far[0], "b"))
-    assert len(feed.take(key(), 0, 9, "near" if shuffle else "any")[0]) == (0 if shuffle else 2)
-    assert len(feed.take(key(), 0, 9, "far")[0]) == shuffle
+    finish(near, "a")
+    assert len(feed.next_slices(key(), 0, 9, "near")[0]) == shuffle
+    finish(far, "b")
+    assert len(feed.next_slices(key(), 0, 9, "near" if shuffle else "any")[0]) == (0 if shuffle else 2)
+    assert len(feed.next_slices(key(), 0, 9, "far")[0]) == shuffle
 
 
 def test_with_all_cores_on_the_workers_own_nodes_every_run_has_the_same_order(make: Callable[..., Feed]) -> None:
@@ -251,10 +269,10 @@ def test_with_all_cores_on_the_workers_own_nodes_every_run_has_the_same_order(ma
     for rank, node in enumerate("ab"):
         feed.open(key(), request(2), rank, node)
     one, other = start(feed, "b"), start(feed, "a")
-    other[1](block(other[0], "a"))
-    assert [feed.take(key(), rank, 9) for rank in (0, 1)] == [([], False)] * 2
-    one[1](block(one[0], "b"))
-    assert [rows_of(feed.take(key(), rank, 9)[0]) for rank in (0, 1)] == [ROWS, ROWS]
+    finish(other, "a")
+    assert [feed.next_slices(key(), rank, 9) for rank in (0, 1)] == [([], False)] * 2
+    finish(one, "b")
+    assert [rows_of(feed.next_slices(key(), rank, 9)[0]) for rank in (0, 1)] == [ROWS, ROWS]
 
 
 def test_ranks_get_blocks_of_their_own_nodes(make: Callable[..., Feed]) -> None:
@@ -263,11 +281,11 @@ def test_ranks_get_blocks_of_their_own_nodes(make: Callable[..., Feed]) -> None:
         feed.open(key(), request(2), rank, node)
     refs = {}
     for node in "baab":
-        task, done = start(feed, node)
-        refs[node] = {*refs.get(node, set()), (made := block(task, node)).ref}
-        done(made)
+        begun = start(feed, node)
+        refs[node] = {*refs.get(node, set()), (made := block(begun.task, node)).ref}
+        begun.finished(made)
     for rank, node in enumerate("ab"):
-        assert {piece.ref for piece in feed.take(key(), rank, 9, "near")[0]} == refs[node]
+        assert {piece.ref for piece in feed.next_slices(key(), rank, 9, "near")[0]} == refs[node]
 
 
 def test_a_far_node_with_more_than_its_link_carries_gets_no_more_tasks(make: Callable[..., Feed]) -> None:
@@ -276,18 +294,17 @@ def test_a_far_node_with_more_than_its_link_carries_gets_no_more_tasks(make: Cal
     feed.open(key(), request(), 0, "a")
     for _ in range(5):  # the link carries a tenth of what a core makes: it takes 0.1 s for a block
         for node, reach in (("a", "near"), ("b", "far")):
-            task, done = start(feed, node)
-            done(block(task, node))
-            assert len(feed.take(key(), 0, 9, reach)[0]) == 1
+            finish(start(feed, node), node)
+            assert len(feed.next_slices(key(), 0, 9, reach)[0]) == 1
         now[0] += 1.0
     count = 0
     while (found := feed.pool.next_task("b")) is not None:  # type: ignore[union-attr]
-        found[1](block(found[0], "b"))
+        finish(found, "b")
         count += 1
     left = SAMPLES // ROWS - 10
     assert 0 < count < left / 4
     while (found := feed.pool.next_task("a")) is not None:  # type: ignore[union-attr]
-        found[1](block(found[0], "a"))
+        finish(found, "a")
         count += 1
     assert count == left, "the workers' own nodes make the rest"
 
@@ -297,15 +314,14 @@ def test_blocks_that_travel_count_until_they_have_arrived(make: Callable[..., Fe
     feed = make(shuffle=True, clock=lambda: now[0])
     feed.open(key(), request(), 0, "a")
     for node in "ab":
-        task, done = start(feed, node)
-        done(block(task, node))
-    assert len(feed.take(key(), 0, 9, "far")[0]) == 1
+        finish(start(feed, node), node)
+    assert len(feed.next_slices(key(), 0, 9, "far")[0]) == 1
     assert feed.pool.next_task("b") is None, "nobody knows the link yet"  # type: ignore[union-attr]
     now[0] += 1.0
-    feed.take(key(), 0, 9, "far", arrived=0, timeout_s=0.0)
+    feed.next_slices(key(), 0, 9, "far", arrived=0, timeout_s=0.0)
     assert feed.pool.next_task("b") is None  # type: ignore[union-attr]
     feed.arrived(key(), 0, "far", 1)
-    feed.take(key(), 0, 9, "far", arrived=0, timeout_s=0.0)  # a request from before
+    feed.next_slices(key(), 0, 9, "far", arrived=0, timeout_s=0.0)  # a request from before
     assert feed.pool.next_task("b") is not None  # type: ignore[union-attr]
 
 
@@ -314,15 +330,14 @@ def test_while_workers_start_a_far_node_makes_no_more_than_its_first_blocks(make
     feed = make(shuffle=True)
     feed.start_ahead(request(), "train", ["a"])
     for node in "ba":
-        task, done = start(feed, node)
-        done(block(task, node))
+        finish(start(feed, node), node)
     assert feed.pool.next_task("b") is None  # type: ignore[union-attr]
     assert feed.pool.next_task("a") is not None  # type: ignore[union-attr]
     feed.open(key(), request(), 0, "a")
-    assert len(feed.take(key(), 0, 9, "far")[0]) == 0, "made before the rank was known: it may be near"
-    assert len(feed.take(key(), 0, 9, "near")[0]) == 2
+    assert len(feed.next_slices(key(), 0, 9, "far")[0]) == 0, "made before the rank was known: it may be near"
+    assert len(feed.next_slices(key(), 0, 9, "near")[0]) == 2
     assert feed.pool.next_task("b") is None, "it has not arrived"  # type: ignore[union-attr]
-    feed.take(key(), 0, 9, "near")
+    feed.next_slices(key(), 0, 9, "near")
     assert feed.pool.next_task("b") is not None  # type: ignore[union-attr]
 
 
@@ -342,8 +357,7 @@ def test_a_first_pass_that_is_asked_for_once_the_group_has_begun_takes_nothing_f
 def test_a_core_of_a_node_that_has_left_may_still_ask(make: Callable[..., Feed]) -> None:
     feed = make(shuffle=True)
     feed.open(key(), request(), 0, "a")
-    task, done = start(feed, "a")
-    done(block(task, "a"))
+    finish(start(feed, "a"), "a")
     feed.reshape(("a",), {"a": 1e9}, timeout_s=0.0)
     feed.pool.next_task("b")  # type: ignore[union-attr]
     assert feed.pool.next_task("a") is not None  # type: ignore[union-attr]
@@ -365,20 +379,19 @@ def test_a_rank_that_leaves_stops_waiting_at_once(make: Callable[..., Feed], mon
     for rank in (0, 1):
         feed.open(key(), request(2), rank, "a")
     answers: queue.Queue[Any] = queue.Queue()
-    threading.Thread(target=lambda: answers.put(feed.take(key(), 0, 1, "far")), daemon=True).start()
+    threading.Thread(target=lambda: answers.put(feed.next_slices(key(), 0, 1, "far")), daemon=True).start()
     feed.leave(key(), 0)
     assert answers.get(timeout=300) == ([], True)
 
 
 def _block_comes(feed: Feed) -> Any:
     for _ in range(2):  # one of two ranks gets the first block
-        task, done = start(feed)
-        done(block(task))
+        finish(start(feed))
     return None
 
 
 def _pass_ends(feed: Feed) -> Any:
-    feed.take(key(), 1, 99, timeout_s=0.0)
+    feed.next_slices(key(), 1, 99, timeout_s=0.0)
     work_all(feed)
     return None
 
@@ -405,7 +418,7 @@ def test_a_waiting_rank_hears_of_all_that_ends_its_wait(
 
     def take() -> None:
         try:
-            answers.put(feed.take(key(), 0, 1, timeout_s=600.0))
+            answers.put(feed.next_slices(key(), 0, 1, timeout_s=600.0))
         except RunError as error:
             answers.put(type(error))
 
@@ -419,13 +432,12 @@ def test_a_rank_that_waits_for_a_lost_block_gets_it_when_it_is_made_again(make: 
     feed = make()
     feed.open(key(), request(), 0)
     work_all(feed)
-    slices, over = feed.take(key(), 0, 999)
+    slices, over = feed.next_slices(key(), 0, 999)
     assert over
     feed.again(key(), 0, slices[0])
     answers: queue.Queue[Any] = queue.Queue()
-    threading.Thread(target=lambda: answers.put(feed.take(key(), 0, 1, timeout_s=600.0)), daemon=True).start()
-    task, done = start(feed)
-    done(block(task))
+    threading.Thread(target=lambda: answers.put(feed.next_slices(key(), 0, 1, timeout_s=600.0)), daemon=True).start()
+    finish(start(feed))
     (again,), over = answers.get(timeout=300)
     assert over
     assert again[1:] == slices[0][1:]

@@ -31,8 +31,9 @@ from offload.errors import ConfigError
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
 from offload.pipeline.describe.from_loader import described
 from offload.pipeline.describe.pipeline import Pipeline
+from offload.pipeline.index.rows import rows_at
 from offload.pipeline.work.block import Scratch
-from offload.pipeline.work.watchdog import Nobody, Watch
+from offload.pipeline.work.watchdog import NoReports, Watch
 
 
 class Squares(Dataset[tuple[int, float]]):
@@ -76,7 +77,7 @@ def visited(pipeline: Pipeline, epoch: int = 0) -> list[int]:
         return [int(place) for place in index.draws.order(seed=0, epoch=epoch)]
     taken = pipeline.recipe(index, seed=0)
     assert taken.reader is not None
-    rows = index.rows.take(np.arange(len(index)))
+    rows = rows_at(index.rows, np.arange(len(index)))
     return [sample[0] for (sample,) in next(iter(taken.reader.read(rows).columns.values()))]
 
 
@@ -204,7 +205,9 @@ def test_each_process_initialises_itself_once_before_it_reads() -> None:
     assert roles == []  # the driver only lists
     recipe = pipeline.recipe(index, seed=0).ready()
     for _ in range(2):
-        recipe.process(numbered(index.rows.take(np.arange(4))), epoch=0, scratch=Scratch(), watch=Watch(Nobody()))
+        recipe.process(
+            numbered(rows_at(index.rows, np.arange(4))), epoch=0, scratch=Scratch(), watch=Watch(NoReports())
+        )
     ((number, info),) = roles
     assert number == info.id == 0
     assert isinstance(info.dataset, Squares)

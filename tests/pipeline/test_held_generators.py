@@ -16,7 +16,7 @@ from ray import cloudpickle
 
 from offload.pipeline.blocks import wire
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
-from offload.pipeline.index.source import At, Samples, nowhere
+from offload.pipeline.index.source import At, Reader, Samples, nowhere
 from offload.pipeline.order.chunks import CHUNK
 from offload.pipeline.pool.packed_recipe import pack
 from offload.pipeline.work.processing import process
@@ -32,7 +32,7 @@ def without_opencv(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "cv2", raising=False)
 
 
-class Numbers:
+class Numbers(Reader):
     """A source whose sample i is i."""
 
     def read(self, rows: pa.Table, at: At = nowhere) -> Samples:

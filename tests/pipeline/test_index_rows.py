@@ -43,7 +43,7 @@ def test_a_task_does_not_carry_the_names_of_all_shards() -> None:
 def test_long_runs_are_as_the_whole_table_in_any_order(counts: list[int], seed: int, grouped: bool) -> None:
     runs = Runs(pa.table({"file": [f"f{i}" for i in range(len(counts))]}), np.array(counts))
     ids = epoch_permutation(len(runs), seed=seed, epoch=0, groups=runs.groups if grouped else None)
-    taken = runs.take(ids)
+    taken = runs.rows_at(ids)
     expected = runs.groups.each()[ids]
     assert taken.column("file").to_pylist() == [f"f{i}" for i in expected.tolist()]
     assert (taken.column("row").to_numpy() + (np.cumsum(counts) - counts)[expected]).tolist() == ids.tolist()

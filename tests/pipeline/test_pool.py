@@ -13,7 +13,7 @@ import pytest
 import ray
 
 from offload.pipeline.pool.pool import IN_FLIGHT, Pool
-from offload.pipeline.pool.task import Block, Cost, Task
+from offload.pipeline.pool.task import Assignment, Block, Cost, Task
 from tests.helpers import eventually
 
 FAR = [f"far-{number}" for number in range(20)]
@@ -52,26 +52,37 @@ class Warm:
         return warmed
 
 
+class Counted:
+    """A task that counts its outcome."""
+
+    def __init__(self, source: NearAlone) -> None:
+        self._source = source
+        recipe: Any = None
+        self.task = Task(recipe=recipe, rows=None, epoch=0)
+
+    def finished(self, block: Block) -> None:
+        self._source.done += 1
+
+    def failed(self, error: BaseException) -> None:
+        self._source.done += 1
+
+
 class NearAlone:
     """Tasks for one node alone. It counts the questions for each."""
 
-    run = None
+    handle = None
 
     def __init__(self) -> None:
         self.asked = Counter[str]()
         self.done = 0
 
-    def next_task(self, node: str) -> tuple[Task, Any] | None:
+    def next_task(self, node: str) -> Assignment | None:
         self.asked[node] += 1
-        recipe: Any = None
-        return (Task(recipe=recipe, rows=None, epoch=0), self._note) if node == "near" else None
+        return Counted(self) if node == "near" else None
 
     def failed(self, error: BaseException) -> None: ...
     def lost(self, node: str, error: BaseException) -> None: ...
     def works(self, node: str) -> None: ...
-
-    def _note(self, made: Block | BaseException) -> None:
-        self.done += 1
 
 
 def test_a_finished_block_makes_the_pool_ask_for_its_own_node_alone() -> None:

@@ -42,7 +42,7 @@ def group(cpus: float, *, maker: bytes = b"", job: bytes = JOB, state: int = CRE
 
 
 def told(actors: list[Any], groups: list[Any], taken: float) -> Held:
-    return holders(actors, groups, taken=taken, here=HERE.hex(), job=JOB.hex())
+    return holders(actors, groups, in_use=taken, here=HERE.hex(), job=JOB.hex())
 
 
 def test_what_a_program_holds_is_what_it_made_and_what_that_made() -> None:

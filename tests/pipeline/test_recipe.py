@@ -28,7 +28,7 @@ from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.feed.feed import Feed
 from offload.pipeline.feed.passes import PassKey, PassRequest
 from offload.pipeline.images.split import split_transform
-from offload.pipeline.index.source import At, Samples, nowhere
+from offload.pipeline.index.source import At, Reader, Samples, nowhere
 from offload.pipeline.order.chunks import CHUNK
 from offload.pipeline.order.ranges import Ranges
 from offload.pipeline.pool import packed_recipe
@@ -41,7 +41,7 @@ from tests.pipeline.test_feed import HandPool
 Batch = dict[str, Any]
 
 
-class Numbers:
+class Numbers(Reader):
     """A source whose sample i is i, as an image and as a label; some rows may be bad, some may raise."""
 
     def __init__(self, bad: tuple[int, ...] = (), raising: tuple[int, ...] = ()) -> None:
@@ -277,7 +277,7 @@ def test_the_bytes_of_a_sample_are_the_same_wherever_a_resume_cuts(
         found = []
         while (each := feed.pool.next_task("here")) is not None:
             random.seed(), np.random.seed(), torch.seed()  # another process, another state
-            found.append(wire.decode(process(made, each[0].rows, epoch=epoch)))
+            found.append(wire.decode(process(made, each.task.rows, epoch=epoch)))
         return {name: np.concatenate([block[name] for block in found]) for name in found[0]}
 
     whole = blocks(Ranges())
@@ -348,11 +348,11 @@ class NoImages(Numbers):
 IMPORTS_TORCH_ITSELF = """
 import sys
 import numpy as np, pyarrow as pa
-from offload.pipeline.index.source import At, Samples, nowhere
 from offload.pipeline.work.processing import process
 from offload.pipeline.work.recipe import Recipe
+from offload.pipeline.index.source import At, Reader, Samples, nowhere
 
-class Reader:
+class Zeros(Reader):
     def read(self, rows, at):
         return Samples({"label": np.zeros(rows.num_rows)})
     def describe(self, rows, row):
@@ -365,7 +365,7 @@ def noisy(batch):
 def block():
     ids = np.arange(16)
     rows = pa.table({"sample_id": ids, "__position__": ids})
-    made = Recipe(transform=noisy, kind="batch", seed=3, reader=Reader()).ready()
+    made = Recipe(transform=noisy, kind="batch", seed=3, reader=Zeros()).ready()
     return process(made, rows, epoch=0).column("x").to_pylist()
 
 assert "torch" not in sys.modules

@@ -26,6 +26,7 @@ from offload.pipeline.blocks import whole_samples, wire
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
 from offload.pipeline.describe.pipeline import from_torch, image_folder
 from offload.pipeline.images.split import SplitTransform, is_image_transform, split_transform
+from offload.pipeline.index.rows import rows_at
 from offload.pipeline.work.processing import process
 from offload.transforms import GaussianBlur
 from tests.pipeline.index_pass import a_pass, listed, stream_of
@@ -677,7 +678,7 @@ def test_several_views_arrive_as_a_list(name: str) -> None:
     transform = VIEWS[name]
     pipeline = from_torch([{"image": pil()}] * 3, transform)
     index = listed(pipeline)
-    rows = index.rows.take(np.arange(3))
+    rows = rows_at(index.rows, np.arange(3))
     for column in (SAMPLE_ID, POSITION):
         rows = rows.append_column(column, pa.array(np.arange(3)))
     block = process(pipeline.recipe(index, seed=0), rows, epoch=0)

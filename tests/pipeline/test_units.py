@@ -31,7 +31,7 @@ from offload.pipeline.pool.task import Block, Cost
 from offload.pipeline.raydata.source import units_of
 from offload.pipeline.raydata.units import UnitIndex, UnitRecipe
 from offload.pipeline.work.block import Scratch
-from offload.pipeline.work.watchdog import Nobody, Watch
+from offload.pipeline.work.watchdog import NoReports, Watch
 from tests.pipeline.arrow_tables import arrow_columns, plain
 
 pytestmark = [
@@ -101,13 +101,13 @@ class Passing:
 
     def blocks(self, tasks: UnitTasks, most: int = 10**9) -> list[wire.Columns]:
         found: list[wire.Columns] = []
-        while len(found) < most and (issued := tasks.next("node")) is not None:
-            task, made = issued
+        while len(found) < most and (assignment := tasks.next_task("node")) is not None:
+            task = assignment.task
             table = cast(Any, task.recipe).process(
-                task.rows, epoch=task.epoch, scratch=Scratch(), watch=Watch(Nobody())
+                task.rows, epoch=task.epoch, scratch=Scratch(), watch=Watch(NoReports())
             )
             cost = Cost(rows=table.num_rows, size_bytes=max(table.nbytes, 1), cpu_s=0.01, wall_s=0.01)
-            made(Block(ref=cast(Any, Ref()), cost=cost))
+            assignment.finished(Block(ref=cast(Any, Ref()), cost=cost))
             found.append(wire.decode(table))
         return found
 
@@ -253,8 +253,8 @@ def test_units_that_were_trained_are_not_made_again(passing: Passing) -> None:
     begun = by_position(passing.blocks(tasks, most=3))
     rest = passing.tasks(epoch=1, done=Ranges.of(np.array(sorted(begun), dtype=np.int64)))
     made = 0
-    while (issued := rest.next("node")) is not None:
-        made += issued[0].rows.num_rows
+    while (assignment := rest.next_task("node")) is not None:
+        made += assignment.task.rows.num_rows
     empty = sum(count == 0 for count in Counter(i % 4 for i in range(N)).values())
     assert made <= passing.units.table.num_rows - len({p >> 2 * passing.units.ids.bits for p in begun}) + empty
 
@@ -264,43 +264,46 @@ def test_units_that_give_next_to_nothing_are_shared_among_the_cores(first: int) 
     tasks = Passing(ray.data.range(N, override_num_blocks=9).filter(lambda row: False), transform=None).tasks()
     left = N
     for rows in (first, *[0] * N):
-        if (issued := tasks.next("node")) is None:
+        if (assignment := tasks.next_task("node")) is None:
             break
-        task, made = issued
-        assert task.rows.num_rows <= max(left // 4, 1)
-        left -= task.rows.num_rows
-        made(Block(ref=cast(Any, Ref()), cost=Cost(rows=rows, size_bytes=1, cpu_s=0.01, wall_s=0.01)))
+        units = assignment.task.rows.num_rows
+        assert units <= max(left // 4, 1)
+        left -= units
+        assignment.finished(Block(ref=cast(Any, Ref()), cost=Cost(rows=rows, size_bytes=1, cpu_s=0.01, wall_s=0.01)))
     assert left == 0
 
 
 def test_the_first_tasks_hold_one_unit_each_for_units_may_hold_millions_of_rows(passing: Passing) -> None:
     """Otherwise, the first batch of a Dataset of large files waits for dozens of them."""
     tasks = passing.tasks(first_rows=4096)
-    first, second = tasks.next("node"), tasks.next("node")
+    first, second = tasks.next_task("node"), tasks.next_task("node")
     assert first is not None
     assert second is not None
-    assert first[0].rows.num_rows == second[0].rows.num_rows == 1
-    first[1](Block(ref=cast(Any, Ref()), cost=Cost(rows=2, size_bytes=1, cpu_s=0.01, wall_s=0.01)))
-    third = tasks.next("node")
+    assert first.task.rows.num_rows == second.task.rows.num_rows == 1
+    first.finished(Block(ref=cast(Any, Ref()), cost=Cost(rows=2, size_bytes=1, cpu_s=0.01, wall_s=0.01)))
+    third = tasks.next_task("node")
     assert third is not None
-    assert third[0].rows.num_rows > 1, "small ones go together"
+    assert third.task.rows.num_rows > 1, "small ones go together"
 
 
 def test_a_lost_block_is_made_again(passing: Passing) -> None:
+    def block(rows: int) -> Block:
+        return Block(ref=cast(Any, Ref()), cost=Cost(rows=rows, size_bytes=1, cpu_s=0.1, wall_s=0.1))
+
     tasks = passing.tasks()
-    issued = tasks.next("node")
-    assert issued is not None
-    task, made = issued
-    lost = Ref()
-    made(Block(ref=cast(Any, lost), cost=Cost(rows=5, size_bytes=1, cpu_s=0.1, wall_s=0.1)))
-    piece = Slice(cast(Any, lost), 1, 4, 0)
-    again, found = tasks.again(piece)
-    assert again is task
-    new = Ref()
-    cost = Cost(rows=5, size_bytes=1, cpu_s=0.1, wall_s=0.1)
-    assert found(Block(ref=cast(Any, new), cost=cost)) == piece._replace(ref=cast(Any, new))
+    current = tasks._pass
+    first = tasks.next_task("node")
+    assert first is not None
+    first.finished(lost := block(5))
+    piece = Slice(lost.ref, 1, 4, 0)
+    again = tasks.repeat(piece, rank=0)
+    assert again.task is first.task
+    current.owe(0)
+    again.finished(new := block(5))
+    assert current.next_slices(0, 9, timeout_s=0.0) == ([piece._replace(ref=new.ref)], False)
+    again.finished(block(4))
     with pytest.raises(RunError, match="made 4 samples of the units that gave 5 before"):
-        found(Block(ref=cast(Any, new), cost=Cost(rows=4, size_bytes=1, cpu_s=0.1, wall_s=0.1)))
+        current.next_slices(0, 9, timeout_s=0.0)
 
 
 def test_a_checkpoint_of_another_data_set_is_refused(passing: Passing) -> None:

@@ -81,8 +81,8 @@ def test_what_takes_too_long_is_interrupted_once_and_then_given_up(clock: Clock)
 
 SLEEPS = """
 import time
-from offload.pipeline.work.watchdog import Nobody, SampleTimeoutError, Watch
-watch = Watch(Nobody())
+from offload.pipeline.work.watchdog import NoReports, SampleTimeoutError, Watch
+watch = Watch(NoReports())
 watch.start()
 for _ in range(2):
     watch.doing(lambda: "sleeping", 0.1)

@@ -18,10 +18,11 @@ from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from offload.pipeline.blocks import receiver, wire
+from offload.pipeline.blocks.fetching import BlockLostError
 from offload.pipeline.blocks.sender import BlockSenders
 from offload.pipeline.feed.passes import Slice
 from offload.train.cluster.ray_processes import minimal_agents
-from offload.train.worker.data.feed_client import BlockLostError, HubFeed
+from offload.train.worker.data.feed_client import HubFeed
 
 DEADLINE_S = 300.0
 

@@ -28,8 +28,6 @@ from offload.errors import OffloadError, RunError
 from offload.loader.job.node_choice import NodeChoice
 from offload.loader.job.readers import (
     KEPT_PER_CORE,
-    LOADER_TASK_S,
-    MOST_BATCHES,
     IterableReader,
     Read,
     ReadingProcess,
@@ -43,10 +41,11 @@ from offload.pipeline.feed.datasets import Cores
 from offload.pipeline.feed.engine import HELD_SHARE
 from offload.pipeline.feed.meter import Meter
 from offload.pipeline.feed.passes import as_user_error
-from offload.pipeline.pool.core_watch import CoreWatch
+from offload.pipeline.feed.sizing import BATCH_TASK_S, batches_in, batches_per_task
+from offload.pipeline.pool.core_watch import CoreWatch, CpuUser
 from offload.pipeline.pool.packed_recipe import PackedRecipe
-from offload.pipeline.pool.pool import IN_FLIGHT, Pool
-from offload.pipeline.pool.task import DEAD, Block, Done, Task
+from offload.pipeline.pool.pool import IN_FLIGHT, Pool, PoolMaker
+from offload.pipeline.pool.task import DEAD, Assignment, Block, Task
 from offload.pipeline.program.printed import Outlet, Printed, PrintedLine
 from offload.train.cluster.connection import alive_nodes
 
@@ -55,14 +54,12 @@ TAKE_TIMEOUT_S = 5.0
 LEASE_S = 60.0  # silence after which a process that iterates counts as gone
 IDLE_LEASE_S = 15.0  # the same for one that does not iterate at present: it loses nothing
 STUCK_S = 10.0  # time for the tasks of an ended iteration to end
-FIRST_TASK_S = 0.01  # work of a task for which nothing is ahead: the program waits for it
-LEAST_TASK_S = 0.002  # work of a task that is not worth a division
 NEW_READER_S = 0.25  # time for a new reader to start
 UNUSED_S = 10.0  # time without a process after which the feed ends
 LOOK_S = 5.0
 
 
-class Taken(NamedTuple):
+class NextBatches(NamedTuple):
     """The answer to a loader: batches, the number of batches that it should order ahead, whether these are the last, remarks, what the
     user's code has printed, whether some of it was only counted, and the error that keeps preprocessing from going on."""
 
@@ -92,13 +89,12 @@ class _Stream:
         """Count a finished block with this many batches."""
         self.meter.add(block)
         if batches:
-            self.batch_s.append(max(block.cost.cpu_s, block.cost.wall_s / 2) / batches)
+            self.batch_s.append(block.cost.work_s / batches)
 
-    def batches_in(self, seconds: float) -> int:
-        """The number of batches that a core makes in this time."""
-        if not self.batch_s:
-            return 1
-        return max(1, min(int(seconds / max(statistics.median(self.batch_s), 1e-6)), MOST_BATCHES))
+    @property
+    def usual_batch_s(self) -> float | None:
+        """The work of a batch; None before the first."""
+        return statistics.median(self.batch_s) if self.batch_s else None
 
 
 @dataclass(eq=False, kw_only=True)
@@ -107,12 +103,13 @@ class _MapStream(_Stream):
     tasks: list[Task] = field(default_factory=list)  # under way
     dropped_at: float = 0.0
 
+    def forget(self, task: Task) -> None:
+        """Note that a task is no longer under way."""
+        self.tasks = [other for other in self.tasks if other is not task]
+
     def batches_of_task(self, cores: int) -> int:
-        """The number of batches of the next task. The first tasks are short, since the program waits for them. The last batches are divided
-        among the cores."""
-        soon = max(self.batches_in(FIRST_TASK_S), self.line.ahead // cores)
-        share = max(self.batches_in(LEAST_TASK_S), self.line.wanted // cores)
-        return min(self.batches_in(LOADER_TASK_S), soon, share)
+        """The number of batches of the next task."""
+        return batches_per_task(self.usual_batch_s, ahead=self.line.ahead, wanted=self.line.wanted, cores=cores)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -124,11 +121,52 @@ class _IterableStream(_Stream):
     most: int = 1  # batches of a reader's task so far
 
 
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class _BatchTask:
+    """A task of an iteration, under way on a core (an :class:`Assignment`). Its rows are the orders of batches."""
+
+    feed: LoaderFeed
+    stream: _MapStream
+    task: Task
+
+    def finished(self, block: Block) -> None:
+        """Add the batches of the block to the iteration."""
+        self.feed.task_finished(self.stream, self.task, block)
+
+    def failed(self, error: BaseException) -> None:
+        """Fail the iteration."""
+        self.feed.task_failed(self.stream, self.task, error)
+
+
+class _LoaderCpus(CpuUser):
+    """The preprocessing of a job's DataLoaders, as the watch for waiting CPUs sees it."""
+
+    def __init__(self, feed: LoaderFeed) -> None:
+        self._feed = feed
+
+    def starving(self) -> str:
+        return self._feed.starving()
+
+    def reserves_cores(self) -> bool:
+        return self._feed.reserves_cores()
+
+    def share_cores(self) -> None:
+        self._feed.share(0.0)
+        self._feed.remark(
+            "other tasks of this program wait for CPUs that preprocessing reserves: its processes go on, and reserve none from now on"
+        )
+
+    def waits(self, what: str, seconds: float, held: str) -> None:
+        self._feed.remark(
+            f"{what} has waited {seconds:.0f} s for a CPU. CPUs are held by: {held or 'nobody'}. End what you do not need, or add nodes"
+        )
+
+
 class LoaderFeed:
     """The actor. Its methods block, and run on many threads. ``pool`` makes the pool that runs the tasks."""
 
-    def __init__(self, cores: Cores, choice: NodeChoice, pool: Callable[..., Any] = Pool) -> None:
-        self.run = ray.get_runtime_context().current_actor if ray.is_initialized() else None
+    def __init__(self, cores: Cores, choice: NodeChoice, pool: PoolMaker = Pool) -> None:
+        self.handle = ray.get_runtime_context().current_actor if ray.is_initialized() else None
         self._cores, self._choice = cores, choice
         self._nodes = {node.node_id for node in alive_nodes()}
         self._streams: dict[str, _MapStream | _IterableStream] = {}
@@ -147,14 +185,8 @@ class LoaderFeed:
         self._news: queue.SimpleQueue[tuple[_IterableStream, Callable[[], None]]] = queue.SimpleQueue()
         threading.Thread(target=self._hear, daemon=True, name="readers").start()
         threading.Thread(target=self._end_leases, daemon=True, name="leases").start()
-        if self.run is not None:
-            CoreWatch(
-                starving=self._starving,
-                executed=lambda what: False,
-                reserves=lambda: self._pool is not None and self._pool.reserves and not self._pool.starting(),
-                share=self._share_cores,
-                say=self._waits_for_cpus,
-            ).start()
+        if self.handle is not None:
+            CoreWatch(_LoaderCpus(self)).start()
 
     def __repr__(self) -> str:
         return "DataLoader feed"
@@ -189,9 +221,9 @@ class LoaderFeed:
             if stream not in self._streams:
                 return
             for worker in range(workers):
-                kept = self._resting.take(recipe.owner, worker, self._cores.nodes)
+                kept = self._resting.pop(recipe.owner, worker, self._cores.nodes)
                 self._begin(opened, kept or self._new_reader(client, recipe.owner, worker))
-            _end(self._resting.drop(lambda each: each.owner == recipe.owner))
+            _end(self._resting.drop(lambda resting: resting.owner == recipe.owner))
 
     def order(self, stream: str, orders: list[BatchOrder]) -> None:
         """Make these batches."""
@@ -201,7 +233,7 @@ class LoaderFeed:
                 current.line.order(orders)
         self._look()
 
-    def take(self, stream: str, start: int, want: int) -> Taken:
+    def next_batches(self, stream: str, start: int, want: int) -> NextBatches:
         """Up to ``want`` batches from number ``start`` on. The loader has all batches before.
 
         Waits a few seconds for the first.
@@ -215,18 +247,18 @@ class LoaderFeed:
                 )
             line = current.line
             self._changed.wait_for(
-                lambda: current.error or line.take(start, want) or line.over(start), timeout=TAKE_TIMEOUT_S
+                lambda: current.error or line.deliver(start, want) or line.over(start), timeout=TAKE_TIMEOUT_S
             )
             if current.error is not None:
-                return Taken([], 0, True, [], current.outlet.take(last=True), error=current.error)
-            places = line.take(start, want)
+                return NextBatches([], 0, True, [], current.outlet.pop_lines(last=True), error=current.error)
+            places = line.deliver(start, want)
             if isinstance(current, _IterableStream):
                 for reader in current.readers.values():
                     self._read(current, reader)
             remarks, current.remarks = current.remarks, []
             over = line.over(start + len(places))
-            printed = current.outlet.take(last=over)
-            answer = Taken(places, self._lead(current), over, remarks, printed, current.outlet.holds_back)
+            printed = current.outlet.pop_lines(last=over)
+            answer = NextBatches(places, self._lead(current), over, remarks, printed, current.outlet.holds_back)
         self._look()
         return answer
 
@@ -262,8 +294,8 @@ class LoaderFeed:
         with self._changed:
             for name in [name for name, stream in self._streams.items() if stream.client == client]:
                 self._drop(name)
-            _end(self._resting.drop(lambda each: each.client == client))
-            self._batch_s = {of: each for of, each in self._batch_s.items() if of[0] != client}
+            _end(self._resting.drop(lambda resting: resting.client == client))
+            self._batch_s = {of: batch_s for of, batch_s in self._batch_s.items() if of[0] != client}
             self._seen.pop(client, None)
             self._outlets.pop(client, None)
 
@@ -271,11 +303,13 @@ class LoaderFeed:
         """End the iterations and the readers of a loader that is gone."""
         with self._changed:
             of_loader = [
-                name for name, each in self._streams.items() if (each.client, each.recipe.owner) == (client, owner)
+                name
+                for name, stream in self._streams.items()
+                if (stream.client, stream.recipe.owner) == (client, owner)
             ]
             for name in of_loader:  # messages may overtake each other
                 self._drop(name)
-            _end(self._resting.drop(lambda each: each.owner == owner))
+            _end(self._resting.drop(lambda resting: resting.owner == owner))
             self._batch_s.pop((client, owner), None)
 
     def open_streams(self) -> int:
@@ -293,7 +327,7 @@ class LoaderFeed:
     def counted(self, stream: str) -> list[PrintedLine]:
         """How many lines were held back that the user's code has printed, in words."""
         current = self._streams.get(stream)
-        return [] if current is None else current.outlet.take(last=True)
+        return [] if current is None else current.outlet.pop_lines(last=True)
 
     def sender(self, node: str) -> Any:
         """See :meth:`BlockSenders.of`."""
@@ -301,31 +335,46 @@ class LoaderFeed:
 
     def blocks_through_ray(self, node: str, reason: str) -> None:
         """Tell the loaders that the batches of a node do not reach one of them directly. The first report of a node counts."""
-        address = next((each.name for each in alive_nodes() if each.node_id == node), node)
+        address = next((alive.name for alive in alive_nodes() if alive.node_id == node), node)
         with self._changed:
             if node not in self._through_ray:
                 self._through_ray.add(node)
-                self._remark(
+                self.remark(
                     f"batches of node {address} could not be sent directly ({reason}): Ray carries them, which takes more CPU time. A "
                     "firewall may be blocking the ports of the processes that train"
                 )
 
     # -- for the pool -----------------------------------------------------------------------------------------------
 
-    def next_task(self, node: str) -> tuple[Task, Done] | None:
+    def next_task(self, node: str) -> Assignment | None:
         """A task for a core of this node, for the loader with the fewest batches ahead; None if there is none."""
         with self._changed:
             room = self._has_room(node)
-            maps = (each for each in self._streams.values() if isinstance(each, _MapStream))
-            waiting = [each for each in maps if each.line.wanted and each.error is None]
-            for stream in sorted(waiting, key=lambda each: each.line.ahead):
+            maps = (stream for stream in self._streams.values() if isinstance(stream, _MapStream))
+            waiting = [stream for stream in maps if stream.line.wanted and stream.error is None]
+            for stream in sorted(waiting, key=lambda stream: stream.line.ahead):
                 # Over the limit, only a batch that its loader waits for: the memory comes back with the next batches that it takes.
                 if room or stream.line.starving:
                     orders = stream.line.begin(stream.batches_of_task(max(self._cores.cores, 1)) if room else 1)
                     task = Task(recipe=stream.recipe, rows=orders, epoch=0)
                     stream.tasks.append(task)
-                    return task, _done(self._made, stream, task)
+                    return _BatchTask(feed=self, stream=stream, task=task)
         return None
+
+    def task_finished(self, stream: _MapStream, task: Task, block: Block) -> None:
+        """Add the batches of a task's block to its iteration."""
+        orders: list[BatchOrder] = task.rows
+        with self._changed:
+            stream.forget(task)
+            stream.measure(block, len(orders))
+            stream.line.add(orders, block.ref, node=block.node, size_bytes=block.cost.size_bytes)
+            self._changed.notify_all()
+
+    def task_failed(self, stream: _MapStream, task: Task, error: BaseException) -> None:
+        """Fail an iteration: a task of it raised this error."""
+        with self._changed:
+            stream.forget(task)
+            self._fail(stream, error)
 
     def failed(self, error: BaseException) -> None:
         """Fail all iterations: preprocessing cannot go on."""
@@ -339,16 +388,16 @@ class LoaderFeed:
 
     def lost(self, node: str, error: BaseException) -> None:
         """The pool reports that a core's process died."""
-        self._remark(f"a preprocessing process died; others make its batches again ({_first_line(error)})")
+        self.remark(f"a preprocessing process died; others make its batches again ({_first_line(error)})")
 
     def slow(self, node: str, what: str, seconds: float) -> None:
         """Tell the loaders that a preprocessing process has worked on one batch for a long time."""
-        self._remark(f"{what} has taken {seconds:.0f} s so far")
+        self.remark(f"{what} has taken {seconds:.0f} s so far")
 
     def printed(self, key: str, printed: Printed) -> None:
         """Keep what a process has printed while it worked at a recipe, for one of the processes that iterate with it, or else for any."""
         with self._changed:
-            iterating = (each.outlet for each in self._streams.values() if key == each.recipe.key)
+            iterating = (stream.outlet for stream in self._streams.values() if key == stream.recipe.key)
             outlet = next(chain(iterating, self._outlets.values()), None)
         if outlet is not None:
             outlet.put(printed)
@@ -356,6 +405,20 @@ class LoaderFeed:
     def given_up(self, node: str, what: str, seconds: float) -> None:
         """Fail all iterations: a preprocessing process ends because its call cannot be interrupted."""
         self.failed(RunError(f"{what} took longer than {seconds:g} s and cannot be interrupted."))
+
+    def starving(self) -> str:
+        """What waits for the first preprocessing process; empty if nothing does."""
+        return "the DataLoader" if self._streams and self._pool is not None and not self._pool.runs else ""
+
+    def reserves_cores(self) -> bool:
+        """Whether all preprocessing processes run, and reserve CPUs of Ray."""
+        return self._pool is not None and self._pool.reserves and not self._pool.starting()
+
+    def remark(self, text: str) -> None:
+        """Tell all iterations something that their users should know."""
+        with self._changed:
+            for stream in self._streams.values():
+                stream.remarks.append(text)
 
     def share(self, timeout_s: float) -> bool:
         """Reserve no CPUs from now on: others wait for them. Return whether none is reserved within ``timeout_s``."""
@@ -375,37 +438,6 @@ class LoaderFeed:
             "batch_s": self._batch_s.setdefault((client, recipe.owner), deque(maxlen=RECENT)),
             "meter": Meter(lambda: self._cores.by_node),
         }
-
-    def _starving(self) -> str:
-        """What waits for the first preprocessing process; empty if nothing does."""
-        return "the DataLoader" if self._streams and self._pool is not None and not self._pool.runs else ""
-
-    def _share_cores(self) -> None:
-        self.share(0.0)
-        self._remark(
-            "other tasks of this program wait for CPUs that preprocessing reserves: its processes go on, and reserve none from now on"
-        )
-
-    def _waits_for_cpus(self, what: str, seconds: float, held: str) -> None:
-        self._remark(
-            f"{what} has waited {seconds:.0f} s for a CPU. CPUs are held by: {held or 'nobody'}. End what you do not need, or add nodes"
-        )
-
-    def _remark(self, text: str) -> None:
-        with self._changed:
-            for stream in self._streams.values():
-                stream.remarks.append(text)
-
-    def _made(self, stream: _MapStream, task: Task, made: Block | BaseException) -> None:
-        orders: list[BatchOrder] = task.rows
-        with self._changed:
-            stream.tasks = [each for each in stream.tasks if each is not task]
-            if isinstance(made, BaseException):
-                self._fail(stream, made)
-                return
-            stream.measure(made, len(orders))
-            stream.line.made(orders, made.ref, node=made.node, size_bytes=made.cost.size_bytes)
-            self._changed.notify_all()
 
     def _fail(self, stream: _Stream, error: BaseException) -> None:
         with self._changed:
@@ -433,26 +465,26 @@ class LoaderFeed:
 
     def _lead(self, stream: _Stream) -> int:
         """The number of batches that a loader should order ahead: for all cores' tasks, and as many as they take next."""
-        return (IN_FLIGHT + 1) * self._cores.cores * stream.batches_in(LOADER_TASK_S) + 2
+        return (IN_FLIGHT + 1) * self._cores.cores * batches_in(BATCH_TASK_S, stream.usual_batch_s) + 2
 
     def _has_room(self, node: str) -> bool:
+        """Whether the batches that no program has asked beyond leave room for more."""
         held: Counter[str] = Counter()
         for stream in self._streams.values():
             if isinstance(stream, _MapStream):
                 held.update(stream.line.held_bytes)
-        of_node = self._cores.stores.get(node, float("inf"))
-        return held.total() < HELD_SHARE * self._cores.store_bytes and held[node] < HELD_SHARE * of_node
+        return self._cores.have_room(held, node, HELD_SHARE)
 
     def _new_reader(self, client: str, owner: str, worker: int) -> ReadingProcess:
         nodes = sorted(set(self._cores.nodes))
         node = nodes[self._readers % len(nodes)]
         self._readers += 1
-        made = ray.remote(IterableReader).options(
+        actor = ray.remote(IterableReader).options(
             num_cpus=0,
             runtime_env=dict(self._cores.runtime_env) or None,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         )
-        return ReadingProcess(actor=made.remote(self.run), node=node, client=client, owner=owner, worker=worker)
+        return ReadingProcess(actor=actor.remote(self.handle), node=node, client=client, owner=owner, worker=worker)
 
     def _begin(self, stream: _IterableStream, reader: ReadingProcess) -> None:
         reader.begun = reader.actor.begin.remote(stream.recipe, reader.worker).future()
@@ -468,7 +500,7 @@ class LoaderFeed:
         ref, read = reader.actor.read.options(num_returns=2).remote()
         # Ray calls back on its own thread, which must not wait for the lock: whoever holds it may wait for Ray (to end a reader).
         read.future().add_done_callback(
-            lambda made: self._news.put((stream, lambda: self._has_read(stream, reader, ref, made)))
+            lambda outcome: self._news.put((stream, lambda: self._has_read(stream, reader, ref, outcome)))
         )
 
     def _hear(self) -> None:
@@ -480,26 +512,26 @@ class LoaderFeed:
             except Exception as error:  # this thread serves other iterations, too
                 self._fail(stream, error)
 
-    def _has_read(self, stream: _IterableStream, reader: ReadingProcess, ref: Any, made: Future[Read]) -> None:
+    def _has_read(self, stream: _IterableStream, reader: ReadingProcess, ref: Any, outcome: Future[Read]) -> None:
         worker = reader.worker
         with self._changed:
             if stream.readers.get(worker) is not reader:
                 return  # the iteration has ended
             stream.reading.discard(worker)
-            error = made.exception()
+            error = outcome.exception()
             if isinstance(error, DEAD) and reader.was_gone:
                 self._begin(stream, self._new_reader(reader.client, reader.owner, worker))
             elif error is not None:
                 self._fail(stream, error)
             else:
-                self._add(stream, reader, ref, made.result())
+                self._add(stream, reader, ref, outcome.result())
             self._changed.notify_all()
 
     def _add(self, stream: _IterableStream, reader: ReadingProcess, ref: Any, read: Read) -> None:
         stream.measure(Block(ref=ref, cost=read.cost), read.batches)
         stream.most = max(stream.most, read.batches)
         for item in range(read.batches):
-            stream.line.made(reader.worker, BatchPlace(ref, item, reader.node))
+            stream.line.add(reader.worker, BatchPlace(ref, item, reader.node))
         if read.ended:
             stream.line.end(reader.worker)
             if not stream.fresh:  # the next iteration may follow at once
@@ -510,14 +542,14 @@ class LoaderFeed:
         """Keep a reader for the next iteration of its loader."""
         self._resting.rest(reader, time.monotonic())
         rested: Future[bool] = reader.actor.rest.remote().future()
-        rested.add_done_callback(lambda made: self._news.put((stream, lambda: self._has_rested(reader, made))))
+        rested.add_done_callback(lambda outcome: self._news.put((stream, lambda: self._has_rested(reader, outcome))))
 
     def _has_rested(self, reader: ReadingProcess, rested: Future[bool]) -> None:
         with self._changed:
             if rested.exception() is None and rested.result():
                 self._keep(reader)
             else:
-                _end(self._resting.drop(lambda each: each is reader))
+                _end(self._resting.drop(lambda resting: resting is reader))
             self._changed.notify_all()
 
     def _keep(self, reader: ReadingProcess) -> None:
@@ -574,17 +606,13 @@ class LoaderFeed:
                 if now - seen > (LEASE_S if iterates else IDLE_LEASE_S):
                     self.leave(client)
             unused_since = now if self._seen else unused_since
-            if now - unused_since > UNUSED_S and self.run is not None:
-                ray.kill(self.run)
+            if now - unused_since > UNUSED_S and self.handle is not None:
+                ray.kill(self.handle)
 
 
 def _end(readers: Sequence[ReadingProcess]) -> None:
     for reader in readers:
         ray.kill(reader.actor)
-
-
-def _done(then: Callable[[_MapStream, Task, Any], None], stream: _MapStream, task: Task) -> Done:
-    return lambda made: then(stream, task, made)
 
 
 def _first_line(error: BaseException) -> str:

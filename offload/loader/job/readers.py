@@ -18,14 +18,13 @@ from typing import Any, NamedTuple
 
 from offload.loader.recipe import FinishedBatches, IterableRecipe
 from offload.pipeline.blocks.packing import Packed
+from offload.pipeline.feed.sizing import BATCH_TASK_S, MOST_BATCHES
 from offload.pipeline.pool.packed_recipe import PackedRecipe
 from offload.pipeline.pool.task import Cost
 from offload.pipeline.program.output_tail import Teller
 from offload.pipeline.work.environment import keep_freed_memory
-from offload.pipeline.work.watchdog import Nobody, Watch
+from offload.pipeline.work.watchdog import NoReports, Watch
 
-LOADER_TASK_S = 0.1  # work of a task, beside which its own cost of a millisecond or two does not matter
-MOST_BATCHES = 64  # of a task
 KEPT_S = 30.0  # time for the next iteration to come: after as long a break, the start of processes does not matter
 STUCK_S = 10.0  # time for the user's code of an ended iteration to end
 KEPT_PER_CORE = 4  # processes of all loaders that rest: one each for training, validation and test data, and one more
@@ -46,7 +45,7 @@ class IterableReader:
         keep_freed_memory()
         gc.freeze()  # what this process has imported: the collections below need not look at it
         self._teller = Teller(run)
-        self._watch = Watch(Nobody())
+        self._watch = Watch(NoReports())
         self._packed: PackedRecipe | None = None
         self._key = ""
         self._worker = 0
@@ -61,7 +60,7 @@ class IterableReader:
         self._packed, self._key, self._worker = recipe, recipe.key, worker
 
     def read(self) -> tuple[FinishedBatches, Read]:
-        """The next batches: one or more, for about LOADER_TASK_S."""
+        """The next batches: one or more, for about BATCH_TASK_S."""
         with self._teller.working(self._key):
             return self._read()
 
@@ -72,12 +71,12 @@ class IterableReader:
         items: list[Packed] = []
         samples, ended = 0, False
         cpu, wall = time.process_time(), time.perf_counter()
-        while len(items) < MOST_BATCHES and (not items or time.perf_counter() - wall < LOADER_TASK_S):
-            if (made := next(self._batches, None)) is None:
+        while len(items) < MOST_BATCHES and (not items or time.perf_counter() - wall < BATCH_TASK_S):
+            if (batch := next(self._batches, None)) is None:
                 ended = True
                 break
-            items.append(made[0])
-            samples += made[1]
+            items.append(batch[0])
+            samples += batch[1]
         block = FinishedBatches(tuple(items), samples)
         cost = Cost(
             rows=samples,
@@ -152,17 +151,17 @@ class Resting:
         if reader not in self._rests:
             return []
         rest = self._rests.pop(reader)
-        same = [each for each in self._ready() if (each.owner, each.worker) == (reader.owner, reader.worker)]
+        same = [other for other in self._ready() if (other.owner, other.worker) == (reader.owner, reader.worker)]
         self._rests[reader] = _Rest(rest.since, ready=True)
-        others = [each for each in self._ready() if each.owner != reader.owner]
+        others = [other for other in self._ready() if other.owner != reader.owner]
         over = max(len(self._ready()) - len(same) - most, 0)
         return self._dropped([*same, *others[:over]])
 
     def awaited(self, owner: str) -> bool:
         """Whether user's code still runs in a reader of this loader."""
-        return any(each.owner == owner and not rest.ready for each, rest in self._rests.items())
+        return any(reader.owner == owner and not rest.ready for reader, rest in self._rests.items())
 
-    def take(self, owner: str, worker: int, nodes: Collection[str]) -> ReadingProcess | None:
+    def pop(self, owner: str, worker: int, nodes: Collection[str]) -> ReadingProcess | None:
         """A reader that is ready, for an iteration of this loader; None if there is none on these nodes."""
         for reader in self._ready():
             if (reader.owner, reader.worker) == (owner, worker) and reader.node in nodes:
@@ -176,7 +175,12 @@ class Resting:
 
     def late(self, now: float) -> list[ReadingProcess]:
         """Forget those that have rested for long, or whose code does not end, and return them."""
-        return self.drop(lambda each: now - self._rests[each].since > (KEPT_S if self._rests[each].ready else STUCK_S))
+
+        def is_late(reader: ReadingProcess) -> bool:
+            rest = self._rests[reader]
+            return now - rest.since > (KEPT_S if rest.ready else STUCK_S)
+
+        return self.drop(is_late)
 
     def _ready(self) -> list[ReadingProcess]:
         return [reader for reader, rest in self._rests.items() if rest.ready]

@@ -100,7 +100,7 @@ class FeedSession:
 
     def _connect(self, cluster: Cluster) -> None:
         self.feed, self._cpus = _feed_of(self._job, cluster, self._placement)
-        self.direct = DirectBlocks(_Senders(self.feed))
+        self.direct = DirectBlocks(_FeedSenders(self.feed))
 
     def begin(self, iteration: str) -> None:
         """Note an iteration, which needs the feed."""
@@ -160,7 +160,7 @@ class FeedSession:
         self._stack.close()
 
 
-class _Senders:
+class _FeedSenders:
     """The senders of a feed's nodes."""
 
     def __init__(self, feed: Any) -> None:
@@ -327,15 +327,15 @@ def _feed_of(job: Ranks, cluster: Cluster, placement: str) -> tuple[Any, Mapping
     name = f"loader-{job.name}-{placement}" if job.world_size > 1 else None
     if name is not None:
         keep_to_logs(name)
-        if (made := _made(name)) is not None:
-            return made, {}
+        if (existing := _existing_feed(name)) is not None:
+            return existing, {}
     job_env: dict[str, Any] = dict(ray.get_runtime_context().runtime_env)
     choice = NodeChoice(choice=placement, home=ray.get_runtime_context().get_node_id())
     try:
         cores = choice.cores(cluster.nodes, preload.runtime_env(job_env, also=MODULES), lambda: held().in_words)
     except ConfigError:
-        if name is not None and (made := _made(name)) is not None:  # it has just taken the CPUs
-            return made, {}
+        if name is not None and (existing := _existing_feed(name)) is not None:  # it has just taken the CPUs
+            return existing, {}
         raise
     import_ahead(set(cores.nodes), cores.runtime_env)
     options: dict[str, Any] = {
@@ -349,7 +349,7 @@ def _feed_of(job: Ranks, cluster: Cluster, placement: str) -> tuple[Any, Mapping
     return feed, {node: count * cores.task_cpus for node, count in cores.by_node.items()}
 
 
-def _made(name: str) -> Any:
+def _existing_feed(name: str) -> Any:
     """The feed that another rank has made; None if there is none."""
     try:
         return ray.get_actor(name, namespace=NAMESPACE)

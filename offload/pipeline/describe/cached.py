@@ -28,7 +28,7 @@ from offload.pipeline.describe.combine import indexed
 from offload.pipeline.describe.pipeline import CachedAs, CollateFn, OnDevice, Pipeline, build_pipeline
 from offload.pipeline.images.on_device import ToChannelsFirst
 from offload.pipeline.images.split import OnUint8
-from offload.pipeline.index.source import At, Index, Samples, Tell, nowhere, silent
+from offload.pipeline.index.source import At, Index, Reader, Samples, Tell, nowhere, silent
 from offload.pipeline.order.chunks import TRAINED
 from offload.pipeline.sources.from_torch import plain
 from offload.pipeline.work.processing import process
@@ -40,7 +40,7 @@ _OF_A_PASS = (SAMPLE_ID, POSITION, TRAINED)
 """Columns of index rows that do not say what a sample is."""
 
 
-class CachedSamplesReader:
+class CachedSamplesReader(Reader):
     """A reader that makes samples by ``recipe``, unless this node's cache has them.
 
     Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -79,6 +80,12 @@ class Cores:
     def by_node(self) -> Counter[str]:
         """The number of cores on each node."""
         return Counter(self.nodes)
+
+    def have_room(self, held: Counter[str], node: str, share: float) -> bool:
+        """Whether a block of this node may follow those that nobody has taken yet, ``held`` bytes by node: they may fill this share of the
+        cluster's object store, and of the node's own."""
+        own_bytes = self.stores.get(node, math.inf)
+        return held.total() < share * self.store_bytes and held[node] < share * own_bytes
 
     @property
     def cores(self) -> int:

@@ -20,8 +20,8 @@ HELD_SHARE = 0.3
 OWN_SHARE = 0.1
 
 
-class Run(Protocol):
-    """What an engine knows of its feed."""
+class EngineFeed(Protocol):
+    """The feed as its engines know it: what they may read, and whom they report to."""
 
     lock: threading.RLock
     """Guards passes and their tasks."""

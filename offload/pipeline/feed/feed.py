@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from offload.errors import RunError
@@ -26,22 +27,61 @@ from offload.pipeline.feed.passes import Pass, PassKey, PassRequest, Reach, Slic
 from offload.pipeline.feed.pool_engine import PoolEngine
 from offload.pipeline.feed.ray_engine import RayDataEngine
 from offload.pipeline.order.ranges import Ranges
-from offload.pipeline.pool.pool import Pool
+from offload.pipeline.pool.pool import Pool, PoolMaker
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supply:
+    """The measurements of preprocessing at one moment.
+
+    Args:
+        rates: see :meth:`Feed.rates`.
+        cores: see :meth:`Feed.core_counts`.
+        speeds: see :meth:`Feed.speeds`.
+        process_bytes: see :meth:`Feed.process_bytes`.
+        spent: see :meth:`Feed.spent`.
+    """
+
+    rates: dict[str, dict[str, float]] = field(default_factory=dict)
+    cores: tuple[int, int] = (0, 0)
+    speeds: dict[str, dict[str, float]] = field(default_factory=dict)
+    process_bytes: int = 0
+    spent: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+
+class FeedListener:
+    """Hears what happens in a feed. By default, it ignores everything."""
+
+    def lost(self, node: str, error: BaseException) -> None:
+        """A preprocessing process on this node died."""
+
+    def works(self, node: str) -> None:
+        """This node has made its first block."""
 
 
 class Feed:
-    """The part of the hub that feeds the workers. Its methods block, and run on many threads. ``pool`` makes the pool of preprocessing
-    processes; ``handle`` is the hub's own; ``clock`` tells the time in seconds."""
+    """The part of the hub that feeds the workers. Its methods block, and run on many threads.
+
+    Args:
+        streams: the data sets, by name.
+        cores: the cores that preprocess at first.
+        pool: makes the pool of preprocessing processes.
+        handle: the hub's own, to which processes report.
+        clock: tells the time in seconds.
+        listener: hears of lost processes and of nodes that begin.
+    """
 
     def __init__(
         self,
         streams: dict[str, FeedDataset],
         cores: Cores,
-        pool: Callable[..., Any] = Pool,
+        pool: PoolMaker = Pool,
         handle: Any = None,
         clock: Callable[[], float] = time.monotonic,
+        listener: FeedListener | None = None,
     ) -> None:
         self.streams, self.cores, self.handle = streams, cores, handle
+        self._listener = listener or FeedListener()
         self.meters = {name: Meter(lambda: self.cores.by_node) for name in streams}
         self.lock = threading.RLock()
         self.pace = Pace(clock)
@@ -54,7 +94,7 @@ class Feed:
         pooled = any(stream.pooled for stream in streams.values())
         self.pool = PoolEngine(self, pool) if pooled else None
         self._ray_data = RayDataEngine(self)
-        self._engines: list[Engine] = [each for each in (self.pool, self._ray_data) if each is not None]
+        self._engines: list[Engine] = [engine for engine in (self.pool, self._ray_data) if engine is not None]
 
     def begin(self, attempt: int) -> None:
         """Start to feed a new worker group; drop all passes of earlier groups."""
@@ -99,7 +139,7 @@ class Feed:
         samples = self.streams[key.name].samples
         return None if samples is None else samples - len(Ranges(request.done))
 
-    def take(
+    def next_slices(
         self,
         key: PassKey,
         rank: int,
@@ -108,8 +148,8 @@ class Feed:
         arrived: int | None = None,
         timeout_s: float | None = None,
     ) -> tuple[list[Slice], bool]:
-        """Return up to ``want`` slices for this rank, and whether the pass is over for it. ``reach``: which slices. ``arrived``: see
-        :meth:`arrived`; None: all that it took.
+        """Hand this rank up to ``want`` slices. Return them, and whether the pass is over for it. ``reach``: which slices. ``arrived``: see
+        :meth:`arrived`; None: all that the rank was handed.
 
         Waits ``timeout_s``, by default a few seconds, for the first slice. After an empty answer before the end, the rank asks again.
         Raises the error of preprocessing, if it failed.
@@ -118,7 +158,7 @@ class Feed:
         if current is None:
             return [], True
         self._note_arrived(current, rank, reach, arrived)
-        slices, over = current.take(rank, want, reach, timeout_s)
+        slices, over = current.next_slices(rank, want, reach, timeout_s)
         self._look()
         return slices, over
 
@@ -167,9 +207,11 @@ class Feed:
 
     def lost(self, node: str, error: BaseException) -> None:
         """The pool reports that a core's process died."""
+        self._listener.lost(node, error)
 
     def works(self, node: str) -> None:
         """The pool reports a node's first block."""
+        self._listener.works(node)
 
     def given_up(self, node: str, what: str, seconds: float) -> None:
         """Fail the run: a preprocessing process ends because its call cannot be interrupted."""
@@ -196,10 +238,10 @@ class Feed:
             self.cores, self._failure = dataclasses.replace(self.cores, nodes=nodes, stores=stores), None
             for meter in self.meters.values():
                 meter.reshaped()
-            free = [engine.reshape() for engine in self._engines]
+            surplus = [engine.reshape() for engine in self._engines]
         self._senders.end_unused()
         until = time.monotonic() + timeout_s
-        return all(each.wait(max(until - time.monotonic(), 0.0)) for each in free)
+        return all(released.wait(max(until - time.monotonic(), 0.0)) for released in surplus)
 
     def starving(self) -> str:
         """The data set for whose blocks workers wait while no preprocessing process runs, or while Ray Data makes them; empty if they wait
@@ -214,6 +256,16 @@ class Feed:
     def reserves_cores(self) -> bool:
         """Whether all preprocessing processes run, and reserve CPUs of Ray."""
         return self.pool is not None and self.pool.reserves()
+
+    def supply(self) -> Supply:
+        """All measurements at once."""
+        return Supply(
+            rates=self.rates(),
+            cores=self.core_counts(),
+            speeds=self.speeds(),
+            process_bytes=self.process_bytes(),
+            spent=self.spent(),
+        )
 
     def rates(self) -> dict[str, dict[str, float]]:
         """The measured rates of each data set's preprocessing."""
@@ -298,6 +350,6 @@ class Feed:
 
 def _sums(counts: Iterable[Counter[str]]) -> Counter[str]:
     sums = Counter[str]()
-    for each in counts:
-        sums.update(each.copy())  # a copy at once: blocks arrive meanwhile
+    for count in counts:
+        sums.update(count.copy())  # a copy at once: blocks arrive meanwhile
     return sums

@@ -22,7 +22,7 @@ ANEW = 16  # updates of the medians per turnover of the recent tasks: with many 
 
 
 @dataclass(frozen=True)
-class _Spent:
+class _SampleCost:
     """Costs per sample of one task: seconds for sizing the next tasks, core-seconds, bytes, wall-clock seconds, and those of them in
     which it waited for files or other programs. ``first_wait_s``: the seconds in which the task waited for its first file."""
 
@@ -39,8 +39,9 @@ class Meter:
 
     def __init__(self, cores: Callable[[], Mapping[str, int]]) -> None:
         self._cores = cores
-        self._recent: deque[_Spent] = deque(maxlen=max(16, 4 * sum(cores().values())))
-        self._of_node: dict[str, deque[_Spent]] = {}
+        # Four tasks of each core: new enough to follow a change, and enough for a median.
+        self._recent: deque[_SampleCost] = deque(maxlen=max(16, 4 * sum(cores().values())))
+        self._of_node: dict[str, deque[_SampleCost]] = {}
         self._pace: dict[str, float] = {}  # samples/s of one core, by node
         self._process_bytes = 0
         self._cache_bytes = self._storage_bytes = 0
@@ -57,10 +58,8 @@ class Meter:
             self._storage_bytes += cost.storage_bytes
         if not cost.rows or cost.cpu_s != cost.cpu_s:
             return
-        # A task that mostly waits for storage is not short.
-        seconds = max(cost.cpu_s, cost.wall_s / 2)
-        spent = _Spent(
-            seconds=seconds / cost.rows,
+        spent = _SampleCost(
+            seconds=cost.work_s / cost.rows,
             cpu_s=cost.cpu_s / cost.rows,
             size_bytes=cost.size_bytes / cost.rows,
             wall_s=cost.wall_s / cost.rows,
@@ -75,7 +74,9 @@ class Meter:
                 self._cpu_s[block.node] = self._cpu_s.get(block.node, 0.0) + cost.cpu_s
                 recent = self._of_node.setdefault(block.node, deque(maxlen=RECENT_OF_A_NODE))
                 recent.append(spent)
-                wall_s = _median([each.wall_s for each in recent])
+                wall_s = _median(
+                    [task.wall_s for task in recent]
+                )  # a median: one slow file says nothing about the node
                 if wall_s > 0:
                     self._pace[block.node] = 1 / wall_s
 
@@ -120,13 +121,13 @@ class Meter:
             size = _median([spent.size_bytes for spent in self._recent])
             read = {"cache_bytes": self._cache_bytes, "storage_bytes": self._storage_bytes}
         cores = self._cores()
-        each = [(count, by_node.get(node, usual)) for node, count in cores.items()]
+        costs = [(count, by_node.get(node, usual)) for node, count in cores.items()]
         usual_pace = 1 / wall_s if wall_s > 0 else math.inf
         return {
             "core_seconds_per_sample": usual,
             "variation": float(np.std(cpu)) / mean if mean > 0 else 0.0,
             "wire_bytes_per_sample": size,
-            "input_ceiling_samples_per_s": sum(count / cpu_s for count, cpu_s in each if cpu_s > 0),
+            "input_ceiling_samples_per_s": sum(count / cpu_s for count, cpu_s in costs if cpu_s > 0),
             "input_pace_samples_per_s": sum(count * pace.get(node, usual_pace) for node, count in cores.items()),
             **({"blocked": min(max(blocked_s / wall_s, 0.0), 1.0)} if wall_s > 0 and blocked_s == blocked_s else {}),
             **(read if any(read.values()) else {}),
@@ -173,10 +174,10 @@ class Meter:
         """
         cores = self._cores()
         with self._lock:
-            pace = {node: each for node, each in self._pace.items() if node in cores}
+            pace = {node: samples_per_s for node, samples_per_s in self._pace.items() if node in cores}
         count = sum(cores[node] for node in pace)
-        mean = sum(cores[node] * each for node, each in pace.items()) / count if count else 1.0
-        return {node: each / mean for node, each in pace.items()}
+        mean = sum(cores[node] * samples_per_s for node, samples_per_s in pace.items()) / count if count else 1.0
+        return {node: samples_per_s / mean for node, samples_per_s in pace.items()}
 
 
 def _median(values: list[float]) -> float:

@@ -97,12 +97,14 @@ class Pace:
         with self._lock:
             seconds = max(self._seconds, LEAST_S)
             own = self._arrived.get(node, 0.0) / seconds
-            of_all = (sum(self._arrived.values()) - sum(self._arrived.get(each, 0.0) for each in near)) / seconds
+            of_all = (sum(self._arrived.values()) - sum(self._arrived.get(home, 0.0) for home in near)) / seconds
         if not own:
             return BlockRoom(0.0 if held_bytes or travelling_bytes else math.inf, FIRST_BYTES)
         if not held_bytes and own >= KEEPS_UP * makes_bytes_per_s:
             return ANY  # nothing waits for this link, whose rate nobody knows then: it carries less than it could
-        # Of one node, a few blocks tell little. What all links carry together is known sooner.
+        # A block of x bytes is in time if the link carries it and what is before it no later than the near nodes could make the rest:
+        #     (here + x) / rate <= (left - x) / near_rate,  so  x <= (left * rate - here * near_rate) / (near_rate + rate).
+        # It must be in time by the node's own link, and by all links together: a few blocks tell little about one link.
         begun_bytes = held_bytes + travelling_bytes + made_bytes
         most = min(
             (left_bytes * rate - here * near_bytes_per_s) / (near_bytes_per_s + rate)

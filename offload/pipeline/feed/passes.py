@@ -38,7 +38,7 @@ class Slice(NamedTuple):
     node: str = ""
 
 
-class _Held(NamedTuple):
+class _WaitingSlice(NamedTuple):
     """A slice that waits for its rank, with its bytes in a node's object store."""
 
     piece: Slice
@@ -46,17 +46,20 @@ class _Held(NamedTuple):
     size_bytes: int = 0
 
 
-class _Line:
-    """The slices that wait for a rank. ``near`` holds those of unknown nodes, too, and all of an ordered pass."""
+class _RankLine:
+    """What waits for one rank. ``near`` holds the slices of unknown nodes, too, and all of an ordered pass. ``changed``: tells the rank's
+    calls that something came, or that nothing more will."""
 
-    def __init__(self) -> None:
-        self.near: deque[_Held] = deque()
-        self.far: deque[_Held] = deque()
+    def __init__(self, lock: threading.RLock) -> None:
+        self.near: deque[_WaitingSlice] = deque()
+        self.far: deque[_WaitingSlice] = deque()
+        self.owed = 0  # lost slices that tasks are making again
+        self.changed = threading.Condition(lock)
 
     def __bool__(self) -> bool:
         return bool(self.near or self.far)
 
-    def pop(self, reach: Reach) -> _Held | None:
+    def pop(self, reach: Reach) -> _WaitingSlice | None:
         """The next slice within reach, taken out; None if there is none."""
         if reach != "near" and self.far and not (reach == "any" and self.near):
             return self.far.popleft()
@@ -66,8 +69,101 @@ class _Line:
         """Whether a slice is within reach."""
         return bool(self.far and reach != "near") or self._holds_near(reach)
 
+    def clear(self) -> None:
+        """Drop all slices."""
+        self.near.clear()
+        self.far.clear()
+
     def _holds_near(self, reach: Reach) -> bool:
+        # A slice of an unknown node, such as one made again after a loss, goes to whichever call asks first.
         return bool(self.near) and (reach != "far" or not self.near[0].node)
+
+
+class _Finished:
+    """Finished blocks that wait for those of earlier tasks."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, Block] = {}  # by the number of their task
+        self._following = 0  # the number of the first task whose block has not left
+        self._left_early: set[int] = set()  # the numbers of later tasks whose blocks have
+
+    def put(self, number: int, block: Block) -> None:
+        """Add the block of the ``number``-th task."""
+        self._blocks[number] = block
+
+    def pop(self, may_overtake: Callable[[], bool]) -> Block | None:
+        """The block that leaves next; None if there is none. ``may_overtake``: whether one may leave before those of earlier tasks."""
+        if self._following in self._blocks:
+            number = self._following
+        elif self._blocks and may_overtake():
+            number = min(self._blocks)
+        else:
+            return None
+        self._left_early.add(number)
+        while self._following in self._left_early:
+            self._left_early.remove(self._following)
+            self._following += 1
+        return self._blocks.pop(number)
+
+    def clear(self) -> None:
+        """Drop all blocks."""
+        self._blocks.clear()
+
+
+class _Delivered:
+    """The blocks that have been put in order. The allotment counts them from 0, and may cut the newest ones later."""
+
+    def __init__(self) -> None:
+        self.rows = 0  # of all of them
+        self._count = 0
+        self._blocks: dict[int, tuple[Block, int]] = {}  # with the number of their first row in the pass
+
+    def add(self, block: Block) -> None:
+        """Add the next block."""
+        self._blocks[self._count] = block, self.rows
+        self.rows += block.cost.rows
+        self._count += 1
+
+    def at(self, number: int) -> tuple[Block, int]:
+        """A block, and the number of its first row in the pass."""
+        return self._blocks[number]
+
+    def forget_before(self, number: int) -> None:
+        """Drop earlier blocks: the allotment cuts them no more. Otherwise, the pass would keep all of its blocks in the object store."""
+        for earlier in [kept for kept in self._blocks if kept < number]:
+            del self._blocks[earlier]
+
+    def clear(self) -> None:
+        """Drop all blocks."""
+        self._blocks.clear()
+
+
+class _Transfers:
+    """The slices that ranks were handed, and that have perhaps not arrived at them."""
+
+    def __init__(self) -> None:
+        self.bytes_from: Counter[str] = Counter()  # by the node that holds them
+        self._under_way: defaultdict[tuple[int, Reach], deque[_WaitingSlice]] = defaultdict(deque)
+        self._arrived: Counter[tuple[int, Reach]] = Counter()  # slices, lost ones included
+
+    def begin(self, rank: int, reach: Reach, held: _WaitingSlice) -> None:
+        """Note that a rank was handed this slice, on a request of this reach."""
+        self.bytes_from[held.node] += held.size_bytes
+        self._under_way[rank, reach].append(held)
+
+    def end(self, rank: int, reach: Reach, count: int | None) -> Counter[str]:
+        """Note that the first ``count`` slices of this reach have arrived; None: all. Return the bytes that are new, by node.
+
+        Counts, not single slices: a message that arrives late, behind a newer one, then changes nothing.
+        """
+        sizes: Counter[str] = Counter()
+        line = self._under_way[rank, reach]
+        while line and (count is None or self._arrived[rank, reach] < count):
+            held = line.popleft()
+            self._arrived[rank, reach] += 1
+            sizes[held.node] += held.size_bytes
+        self.bytes_from.subtract(sizes)
+        return sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,57 +212,43 @@ class Pass:
         self.key, self.request = key, request
         self._homes, self._preprocessing = homes if homes is not None else {}, preprocessing
         self.ordered = ordered or request.batch is not None
-        self._lines = [_Line() for _ in range(request.world_size)]
-        # A condition for each rank: of a hundred waiting calls, a block concerns two.
         self._lock = threading.RLock()
-        self._rank_changed = [threading.Condition(self._lock) for _ in range(request.world_size)]
+        # Each rank waits for its own line: of a hundred waiting calls, a block concerns two.
+        self._lines = [_RankLine(self._lock) for _ in range(request.world_size)]
         self._room_changed = threading.Condition(self._lock)
         self.finished = self.closed = False
         self.error: OffloadError | None = None
         self.held_bytes: Counter[str] = Counter()  # of blocks that no worker has taken yet, by the node that holds them
-        self.travelling: Counter[str] = Counter()  # bytes that workers have taken and that have not arrived
         self._allotment: Allotment | Stripes = Allotment(request.world_size, total)
         if request.batch is not None and total is not None:
             self._allotment = Stripes(request.world_size, request.batch, total)
-        self._done: dict[int, Block] = {}
-        self._following = 0  # the number of the first task whose block was not delivered
-        self._overtook: set[int] = set()  # the numbers behind it whose blocks were
-        self._delivered = self._first_row = 0
-        self._firsts: dict[int, tuple[Block, int]] = {}
-        self._under_way: defaultdict[tuple[int, Reach], deque[_Held]] = defaultdict(
-            deque
-        )  # taken, and perhaps not arrived
-        self._arrived: Counter[tuple[int, Reach]] = Counter()  # slices, lost ones included
-        self._owed = [0] * request.world_size  # lost slices that tasks are making again
+        # A block's way: finished, delivered in order, cut into the lines of ranks, handed to them.
+        self._finished, self._delivered, self._transfers = _Finished(), _Delivered(), _Transfers()
         self._joined: set[int] = set()
         self._left: set[int] = set()
 
+    @property
+    def travelling(self) -> Counter[str]:
+        """The bytes that workers have taken and that have not arrived, by node."""
+        return self._transfers.bytes_from
+
+    @property
+    def delivered_rows(self) -> int:
+        """The rows of all blocks that were put in order so far."""
+        return self._delivered.rows
+
     def put(self, number: int, block: Block) -> None:
         """Add the finished block of the ``number``-th task. The pass delivers blocks in the order of their tasks, unless far ones may be
-        overtaken."""
+        overtaken. A closed pass drops it."""
         with self._lock:
+            if self.closed:
+                return
             self.held_bytes[block.node] += block.cost.size_bytes
-            self._done[number] = block
-            while (ready := self._next()) is not None:
-                self._firsts[self._delivered] = (ready, self._first_row)
-                self._first_row += ready.cost.rows
-                self._delivered += 1
+            self._finished.put(number, block)
+            while (ready := self._finished.pop(self._may_overtake)) is not None:
+                self._delivered.add(ready)
                 near = [rank for rank, home in list(self._homes.items()) if home == ready.node]
                 self._share(self._allotment.add(ready.cost.rows, near))
-
-    def _next(self) -> Block | None:
-        """The block to deliver next, taken out of the finished ones; None if there is none."""
-        if self._following in self._done:
-            number = self._following
-        elif self._done and self._may_overtake():
-            number = min(self._done)
-        else:
-            return None
-        self._overtook.add(number)
-        while self._following in self._overtook:
-            self._overtook.remove(self._following)
-            self._following += 1
-        return self._done.pop(number)
 
     def _may_overtake(self) -> bool:
         """Whether blocks may come in another order than their tasks. With cores on the workers' own nodes alone, no link is slow, and the
@@ -178,7 +260,8 @@ class Pass:
     def end(self) -> None:
         """Note that there are no more blocks."""
         with self._lock:
-            self._share(self._allotment.finish())
+            if not self.closed:  # otherwise, the blocks that the allotment still holds back are gone
+                self._share(self._allotment.finish())
             self.finished = True
             self._wake_all()
 
@@ -192,9 +275,10 @@ class Pass:
         """Drop the rest of the pass, which nobody wants."""
         with self._lock:
             self.closed = True
-            self._lines = [_Line() for _ in self._lines]
-            self._done.clear()
-            self._firsts.clear()
+            for line in self._lines:
+                line.clear()
+            self._finished.clear()
+            self._delivered.clear()
             self.held_bytes.clear()
             self.travelling.clear()
             self._wake_all()
@@ -211,64 +295,58 @@ class Pass:
         """Note that this rank takes no more: for it, the pass is over. Return whether all ranks have left."""
         with self._lock:
             self._left.add(rank)
-            self._rank_changed[rank].notify_all()
+            self._lines[rank].changed.notify_all()
             return len(self._left) == self.request.world_size
 
     def abandoned(self) -> bool:
         """Whether all ranks that joined have left."""
         return self._joined <= self._left
 
-    def take(
+    def next_slices(
         self, rank: int, want: int, reach: Reach = "any", timeout_s: float | None = None
     ) -> tuple[list[Slice], bool]:
-        """See :meth:`Feed.take`."""
+        """See :meth:`Feed.next_slices`."""
         with self._lock:
-            self._rank_changed[rank].wait_for(
-                lambda: self._lines[rank].holds(reach) or self._over(rank) or self.error,
+            line, slices = self._lines[rank], list[Slice]()
+            line.changed.wait_for(
+                lambda: line.holds(reach) or self._over(rank) or self.error,
                 timeout=TAKE_TIMEOUT_S if timeout_s is None else timeout_s,
             )
             if self.error is not None:
                 raise self.error
-            mine, taken = self._lines[rank], list[Slice]()
-            while len(taken) < want and (each := mine.pop(reach)) is not None:
-                self.held_bytes[each.node] -= each.size_bytes
-                self.travelling[each.node] += each.size_bytes
-                self._under_way[rank, reach].append(each)
-                taken.append(each.piece)
+            while len(slices) < want and (held := line.pop(reach)) is not None:
+                self.held_bytes[held.node] -= held.size_bytes
+                self._transfers.begin(rank, reach, held)
+                slices.append(held.piece)
             self._room_changed.notify_all()
-            return taken, not mine.holds(reach) and self._over(rank)
+            return slices, not line.holds(reach) and self._over(rank)
 
     def arrived(self, rank: int, reach: Reach, count: int | None) -> Counter[str]:
         """The bytes of each node that have arrived at a rank since it last told: the first ``count`` slices of this reach have, or all
         (None)."""
-        sizes: Counter[str] = Counter()
         with self._lock:
-            line = self._under_way[rank, reach]
-            while line and (count is None or self._arrived[rank, reach] < count):
-                each = line.popleft()
-                self._arrived[rank, reach] += 1
-                sizes[each.node] += each.size_bytes
-            self.travelling.subtract(sizes)
-        return sizes
+            return self._transfers.end(rank, reach, count)
 
     def owe(self, rank: int) -> None:
         """Note that a slice of this rank is lost."""
         with self._lock:
-            self._owed[rank] += 1
+            self._lines[rank].owed += 1
 
     def repay(self, rank: int, piece: Slice) -> None:
         """Add a lost slice that exists again."""
         with self._lock:
-            self._owed[rank] -= 1
-            self._lines[rank].near.append(_Held(piece))
-            self._rank_changed[rank].notify_all()
+            line = self._lines[rank]
+            line.owed -= 1
+            line.near.append(_WaitingSlice(piece))
+            line.changed.notify_all()
 
     def _wake_all(self) -> None:
-        for changed in (*self._rank_changed, self._room_changed):
-            changed.notify_all()
+        for line in self._lines:
+            line.changed.notify_all()
+        self._room_changed.notify_all()
 
     def _over(self, rank: int) -> bool:
-        return self.closed or rank in self._left or (self.finished and not self._owed[rank])
+        return self.closed or rank in self._left or (self.finished and not self._lines[rank].owed)
 
     def wait_for_room(self, limit: float) -> bool:
         """Wait until the pass holds less than ``limit`` bytes, or some rank has nothing to take. False: no rank wants more."""
@@ -277,7 +355,7 @@ class Pass:
             return not self.closed
 
     def starving(self) -> bool:
-        """Whether some rank has nothing to take. All other ranks may be waiting for it."""
+        """Whether some rank has nothing to take. All other ranks may be waiting for it: they train in step."""
         return not all(self._lines)
 
     def waited_for(self) -> bool:
@@ -286,24 +364,24 @@ class Pass:
         return bool(open_to) and not (self.finished or self.closed or self.error) and self.starving()
 
     def _share(self, shares: list[Share]) -> None:
+        """Append these shares of delivered blocks to the lines of their ranks."""
         for share in shares:
-            block, first = self._firsts[share.block]
+            block, first = self._delivered.at(share.block)
             size = block.cost.size_bytes * share.rows // max(block.cost.rows, 1)
             piece = Slice(block.ref, share.start, share.stop, first, block.node)
             line, home = self._lines[share.rank], self._homes.get(share.rank)
             far = not self.ordered and home is not None and block.node not in ("", home)
-            (line.far if far else line.near).append(_Held(piece, block.node, size))
-            self._rank_changed[share.rank].notify_all()
-        newest = max((share.block for share in shares), default=-1)
-        for number in [n for n in self._firsts if n < newest]:
-            del self._firsts[number]
+            (line.far if far else line.near).append(_WaitingSlice(piece, block.node, size))
+            line.changed.notify_all()
+        # Shares come in the order of their blocks: what is older than the newest is cut completely.
+        self._delivered.forget_before(max((share.block for share in shares), default=-1))
 
 
 def as_user_error(error: BaseException) -> OffloadError:
     """The error of preprocessing that a user can act on: the first one inside ``error``, or a description of it."""
-    found = find_offload_error(error)
-    if found is not None:
-        return found
+    own = find_offload_error(error)
+    if own is not None:
+        return own
     lines = str(error).strip().splitlines()
     if isinstance(error, KILLED):
         return RunError(

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import Any
 
-from offload.pipeline.feed.engine import HELD_SHARE, OWN_SHARE, Run
+from offload.pipeline.feed.engine import HELD_SHARE, OWN_SHARE, EngineFeed
 from offload.pipeline.feed.pace import ANY, BlockRoom
 from offload.pipeline.feed.passes import Pass, PassKey, Slice
-from offload.pipeline.feed.tasks import IndexTasks, Issued, PassTasks, UnitTasks
-from offload.pipeline.pool.pool import Pool
-from offload.pipeline.pool.task import Block
+from offload.pipeline.feed.tasks import IndexTasks, PassTasks, RepeatedTask, UnitTasks
+from offload.pipeline.pool.pool import Pool, PoolMaker
+from offload.pipeline.pool.task import Assignment
 
 ORDERED_WEIGHT = 0.7
 """How much a task under way counts against its node in an ordered pass. By simulation (``benchmarks/model_check.py``), slow links hold up a
@@ -23,11 +20,11 @@ third more with 0.5, and cores are idle behind fast ones with 1."""
 class PoolEngine:
     """Makes blocks in one process per core. ``pool`` makes the pool that runs the tasks."""
 
-    def __init__(self, feed: Run, pool: Callable[..., Any] = Pool) -> None:
-        self.run = feed.handle
+    def __init__(self, feed: EngineFeed, pool: PoolMaker = Pool) -> None:
+        self.handle = feed.handle
         self._feed = feed
         self._passes: dict[PassKey, tuple[Pass, PassTasks]] = {}
-        self._redo: deque[Issued] = deque()
+        self._repeats: deque[RepeatedTask] = deque()
         # Ray Data, which executes other data sets of the run, needs CPUs that Ray sees as free, and actors never give theirs back.
         shared = not all(stream.pooled for stream in feed.streams.values())
         cpus = 0.0 if shared else feed.cores.task_cpus
@@ -57,19 +54,9 @@ class PoolEngine:
         with self._feed.lock:
             if current.key not in self._passes:
                 return
-            task, found = self._passes[current.key][1].again(piece)
+            _, tasks = self._passes[current.key]
+            self._repeats.append(tasks.repeat(piece, rank))
             current.owe(rank)
-
-        def made(block: Block | BaseException) -> None:
-            if isinstance(block, BaseException):
-                current.fail(block)
-                return
-            try:
-                current.repay(rank, found(block))
-            except BaseException as error:
-                current.fail(error)
-
-        self._redo.append((task, made))
         self.look()
 
     def drop(self, key: PassKey) -> None:
@@ -100,11 +87,11 @@ class PoolEngine:
         """See :meth:`Pool.share`."""
         self._pool.share()
 
-    def next_task(self, node: str) -> Issued | None:
+    def next_task(self, node: str) -> Assignment | None:
         """A task for a core of this node, from the first opened pass that may go on, or else from one made ahead; None if none may."""
         with self._feed.lock:
-            if self._redo:
-                return self._redo.popleft()
+            if self._repeats:
+                return self._repeats.popleft()
             current_passes = [
                 (current, tasks)
                 for current, tasks in list(self._passes.values())
@@ -112,21 +99,21 @@ class PoolEngine:
             ]
             if len(current_passes) > 1:
                 # Nobody waits for the next epoch yet, and a validation would come after all of it that the store holds.
-                current_passes.sort(key=lambda each: each[0].abandoned())
+                current_passes.sort(key=lambda entry: entry[0].abandoned())
             room = bool(current_passes) and self._has_room(node)
             for current, tasks in current_passes:
                 # Exceed the limit only if the pass starves and none of its tasks is running. Otherwise, workers may be waiting
                 # for the running task, and all other cores would fill the store behind one slow task.
                 if current.starving() and not tasks.under_way():
-                    found = tasks.next(node)
+                    assignment = tasks.next_task(node)
                 elif room or self._has_own_room(node, current):
-                    found = tasks.next(node, self._room_on_link(node, current, tasks))
+                    assignment = tasks.next_task(node, self._room_on_link(node, current, tasks))
                 else:
-                    found = None
-                if found is not None:
+                    assignment = None
+                if assignment is not None:
                     if tasks.exhausted():
                         self._feed.issued(current)
-                    return found
+                    return assignment
         return None
 
     def failed(self, error: BaseException) -> None:
@@ -157,16 +144,16 @@ class PoolEngine:
         size, held, travelling = rates.bytes_per_sample, feed.held(), feed.travelling()
         # In an ordered pass, a block is due once the workers have what comes before it, not at the end.
         weight = ORDERED_WEIGHT if current.ordered else 1.0
-        of_passes = [each for _, each in self._passes.values()]
+        all_tasks = [of_pass for _, of_pass in self._passes.values()]
         # Every core of a large cluster may ask at once: sums of all nodes, less the few near ones.
         near_held, near_travelling = (sum(of[home] for home in homes) for of in (held, travelling))
-        far_made = sum(each.bytes_under_way_beyond(homes) for each in of_passes)
+        far_made = sum(of_pass.bytes_under_way_beyond(homes) for of_pass in all_tasks)
         rows = tasks.rows_under_way()
         return feed.pace.room(
             node,
             held_bytes=held[node],
             travelling_bytes=travelling[node],
-            made_bytes=weight * sum(each.bytes_under_way(node) for each in of_passes),
+            made_bytes=weight * sum(of_pass.bytes_under_way(node) for of_pass in all_tasks),
             far_bytes=held.total() - near_held + travelling.total() - near_travelling + weight * far_made,
             near=homes,
             left_bytes=near_held + sum(rows[home] for home in homes) * size if current.ordered else tasks.left() * size,
@@ -176,15 +163,12 @@ class PoolEngine:
 
     def _has_room(self, node: str) -> bool:
         """Whether the blocks that no worker has taken yet leave room for more, on this node and in total."""
-        held, cores = self._feed.held(), self._feed.cores
-        of_node = cores.stores.get(node, math.inf)
-        return held.total() < HELD_SHARE * cores.store_bytes and held[node] < HELD_SHARE * of_node
+        return self._feed.cores.have_room(self._feed.held(), node, HELD_SHARE)
 
     def _has_own_room(self, node: str, current: Pass) -> bool:
         """Whether a pass has room beside what others hold. A validation would otherwise get one core: workers take nothing of the training
         data meanwhile, whose next blocks fill the store."""
         if len(self._passes) == 1 or current.abandoned():
             return False
-        held, cores = current.held_bytes.copy(), self._feed.cores  # a copy at once: blocks arrive meanwhile
-        of_node = cores.stores.get(node, math.inf)
-        return held.total() < OWN_SHARE * cores.store_bytes and held[node] < OWN_SHARE * of_node
+        held = current.held_bytes.copy()  # a copy at once: blocks arrive meanwhile
+        return self._feed.cores.have_room(held, node, OWN_SHARE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from offload.errors import RunError
-from offload.pipeline.feed.engine import DATA_SHARE, HELD_SHARE, Run
+from offload.pipeline.feed.engine import DATA_SHARE, HELD_SHARE, EngineFeed
 from offload.pipeline.feed.passes import Pass, PassKey, Slice
 from offload.pipeline.order.ranges import Ranges
 
@@ -13,7 +13,7 @@ from offload.pipeline.order.ranges import Ranges
 class RayDataEngine:
     """Makes blocks by executing a ``ray.data.Dataset``, whose plan the pool cannot take over."""
 
-    def __init__(self, feed: Run) -> None:
+    def __init__(self, feed: EngineFeed) -> None:
         self._feed = feed
 
     def start(self, current: Pass) -> None:

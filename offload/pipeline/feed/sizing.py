@@ -1,4 +1,5 @@
-"""The number of rows of each preprocessing task. Pure: remaining rows and measurements in, row counts out.
+"""The size of each preprocessing task, in rows for a Trainer, and in whole batches for a DataLoader. Pure: what remains and measurements
+in, sizes out.
 
 Three goals conflict. The first batch should come soon (small tasks). A task costs a millisecond or two besides its work (long
 tasks, sized in seconds of measured work). Near the end of a pass, no core should wait for the last long task of another (small
@@ -17,6 +18,12 @@ WAITING = 0.03  # the share of a task that may pass until its first file has com
 BLOCK_BYTES = 128 << 20
 SAME_SPEED = 0.25  # relative difference up to which cores count as equally fast
 PLAN_TASKS_PER_CORE = 8  # tasks in one plan; the next plan uses newer measurements
+
+# A DataLoader orders only a few batches ahead, one by one, so its tasks are shorter.
+BATCH_TASK_S = 0.1  # work of a task, beside which its own cost of a millisecond or two does not matter
+FIRST_BATCH_TASK_S = 0.01  # work of a task for which nothing is ahead: the program waits for it
+LEAST_BATCH_TASK_S = 0.002  # work of a task that is not worth a division
+MOST_BATCHES = 64  # of a task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,12 +95,34 @@ def rows_per_task(rates: Rates, block_bytes: int = BLOCK_BYTES, *, cores: int = 
     return max(1, int(min(by_time, by_size)))
 
 
+def batches_in(seconds: float, batch_s: float | None) -> int:
+    """The number of batches that a core makes in this time, if each takes ``batch_s``; 1 before the first measurement."""
+    if batch_s is None:
+        return 1
+    return max(1, min(int(seconds / max(batch_s, 1e-6)), MOST_BATCHES))
+
+
+def batches_per_task(batch_s: float | None, *, ahead: int, wanted: int, cores: int) -> int:
+    """The number of batches of a DataLoader's next task.
+
+    Args:
+        batch_s: the work of a batch; None before the first measurement.
+        ahead: the batches that are made or under way. While there are few, tasks are short, since the program waits for them.
+        wanted: the batches that are ordered and in no task. The last ones are divided among the cores.
+        cores: the number of cores.
+    """
+    soon = max(batches_in(FIRST_BATCH_TASK_S, batch_s), ahead // cores)
+    share = max(batches_in(LEAST_BATCH_TASK_S, batch_s), wanted // cores)
+    return min(batches_in(BATCH_TASK_S, batch_s), soon, share)
+
+
 def _whole_batches(rates: Rates, block_bytes: int, local_batch_size: int, cores: int) -> int:
     """Rows of a full task: as many local batches as fit, or part of one if a whole one would take too long or be too large."""
     rows = rows_per_task(rates, block_bytes, cores=cores)
     if rows >= local_batch_size:
         return rows - rows % local_batch_size
-    whole_s, whole_bytes = (local_batch_size * each for each in (rates.core_seconds_per_sample, rates.bytes_per_sample))
+    whole_s = local_batch_size * rates.core_seconds_per_sample
+    whole_bytes = local_batch_size * rates.bytes_per_sample
     return local_batch_size if whole_s <= max(LONGEST_TASK_S, task_s(cores)) and whole_bytes <= block_bytes else rows
 
 

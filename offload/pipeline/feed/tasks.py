@@ -11,6 +11,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,12 +29,74 @@ from offload.pipeline.order.ranges import Missing, Ranges
 from offload.pipeline.order.unit_ids import TrainedPart, UnitIds
 from offload.pipeline.pool.task import Block, Task
 
-Issued = tuple[Task, Callable[[Block | BaseException], None]]
-"""A task, and the function to call with its block or error."""
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class PassTask:
+    """A task of a pass, under way on a core (an :class:`Assignment`).
+
+    Args:
+        tasks: the tasks of the pass, which take the outcome.
+        task: what the core does.
+        number: its place among the tasks of the pass.
+        node: the node of the core.
+        rows: about how many rows its block will have.
+    """
+
+    tasks: PassTasks
+    task: Task
+    number: int
+    node: str
+    rows: int
+
+    def finished(self, block: Block) -> None:
+        """Put the block into the pass."""
+        self.tasks.finished(self, block)
+
+    def failed(self, error: BaseException) -> None:
+        """Fail the pass."""
+        self.tasks.failed(self, error)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class RepeatedTask:
+    """A task that runs again because its block is lost, for the sake of one rank's slice (an :class:`Assignment`).
+
+    Args:
+        tasks: the tasks of the pass.
+        task: what made the lost block.
+        rows: the rows that the lost block had.
+        piece: the slice of the lost block.
+        current: the pass, which owes the slice to the rank.
+        rank: the rank.
+    """
+
+    tasks: PassTasks
+    task: Task
+    rows: int
+    piece: Slice
+    current: Pass
+    rank: int
+
+    def finished(self, block: Block) -> None:
+        """Repay the slice with the same rows of the new block."""
+        try:
+            if block.cost.rows != self.rows:
+                raise RunError(
+                    f"a task made {block.cost.rows} samples of the units that gave {self.rows} before their node was lost. The steps "
+                    "of the data set must depend on their rows and seeded random numbers alone."
+                )
+            self.tasks.remember(self.task, block)
+            self.current.repay(self.rank, self.piece._replace(ref=block.ref, node=block.node))
+        except BaseException as error:
+            self.current.fail(error)
+
+    def failed(self, error: BaseException) -> None:
+        """Fail the pass."""
+        self.current.fail(error)
 
 
 class PassTasks(ABC):
-    """The tasks of a pass, each sized when a core takes it. It puts their blocks into the pass, and can make a block again."""
+    """The tasks of a pass, each sized when a core asks for it. It puts their blocks into the pass, and can make a block again."""
 
     def __init__(self, stream: FeedDataset, current: Pass, meter: Meter, cores: Callable[[], Cores]) -> None:
         self._packed, self._pass, self._meter, self._cores = stream.recipe, current, meter, cores
@@ -44,7 +107,7 @@ class PassTasks(ABC):
         self._rows_under_way: Counter[str] = Counter()  # by node
         self._tasks_under_way: Counter[str] = Counter()
         # Keyed by the block's name: a reference would keep every block of the pass in the object store.
-        self._made_by: dict[str, tuple[Task, int]] = {}
+        self._task_of: dict[str, tuple[Task, int]] = {}  # with the block's rows
 
     @abstractmethod
     def exhausted(self) -> bool:
@@ -52,18 +115,18 @@ class PassTasks(ABC):
 
     @abstractmethod
     def left(self) -> int:
-        """The rows that no task holds yet, about."""
+        """The approximate number of rows that no task holds yet."""
 
     @abstractmethod
     def _least(self) -> int:
-        """The rows of the smallest next task, about."""
+        """The approximate number of rows of the smallest next task."""
 
     @abstractmethod
     def _cut(self, size: int, most: float) -> tuple[Any, int]:
-        """What the next task gets to process, and about how many rows that is: about ``size``, and no more than ``most`` if fewer can be
-        cut."""
+        """Cut the next task from what is left. Return what it processes, and its approximate number of rows: close to ``size``, and not
+        above ``most`` unless the smallest possible task is."""
 
-    def next(self, node: str, room: BlockRoom = ANY) -> Issued | None:
+    def next_task(self, node: str, room: BlockRoom = ANY) -> PassTask | None:
         """The next task, for a core of this node; None if all are issued, or if a block would outgrow ``room.most_bytes``."""
         if self.exhausted():
             return None
@@ -80,14 +143,7 @@ class PassTasks(ABC):
         with self._counting:
             self._rows_under_way[node] += rows
             self._tasks_under_way[node] += 1
-
-        def made(block: Block | BaseException) -> None:
-            with self._counting:
-                self._rows_under_way[node] -= rows
-                self._tasks_under_way[node] -= 1
-            self._made(number, task, block)
-
-        return task, made
+        return PassTask(tasks=self, task=task, number=number, node=node, rows=rows)
 
     def _plan(self) -> None:
         cores = self._cores()
@@ -123,58 +179,64 @@ class PassTasks(ABC):
         return self._tasks_under_way[node]
 
     def rows_under_way(self) -> Counter[str]:
-        """The rows of tasks that are not finished yet, by node, about."""
+        """The approximate number of rows of unfinished tasks, by node."""
         return self._rows_under_way
 
     def bytes_under_way(self, node: str) -> float:
-        """The bytes of blocks that a node has not finished yet, about."""
+        """The approximate bytes of the blocks that a node has not finished yet."""
         rates = self._meter.rates()
         return 0.0 if rates is None else self._rows_under_way[node] * rates.bytes_per_sample
 
     def bytes_under_way_beyond(self, nodes: Collection[str]) -> float:
-        """The bytes of blocks that all but these nodes have not finished yet, about."""
+        """The approximate bytes of the blocks that all nodes but these have not finished yet."""
         rates, rows = self._meter.rates(), self._rows_under_way
         return 0.0 if rates is None else (rows.total() - sum(rows[node] for node in nodes)) * rates.bytes_per_sample
 
-    def again(self, piece: Slice) -> tuple[Task, Callable[[Block], Slice]]:
-        """The task that makes a lost slice's block again, and a function that finds the slice in the new block."""
-        task, rows = self._made_by[piece.ref.hex()]
+    def repeat(self, piece: Slice, rank: int) -> RepeatedTask:
+        """The task that makes the block of this rank's lost slice again."""
+        task, rows = self._task_of[piece.ref.hex()]
+        return RepeatedTask(tasks=self, task=task, rows=rows, piece=piece, current=self._pass, rank=rank)
 
-        def found(block: Block) -> Slice:
-            if block.cost.rows != rows:
-                raise RunError(
-                    f"a task made {block.cost.rows} samples of the units that gave {rows} before their node was lost. The steps of the "
-                    "data set must depend on their rows and seeded random numbers alone."
-                )
-            self._made_by[block.ref.hex()] = task, rows
-            return piece._replace(ref=block.ref, node=block.node)
-
-        return task, found
+    def remember(self, task: Task, block: Block) -> None:
+        """Note which task made a block, in case it is lost."""
+        self._task_of[block.ref.hex()] = task, block.cost.rows
 
     def _begin(self) -> int:
-        """Count a task as under way, before its rows leave those to come: in between, the pass would seem to be over. Return its number."""
+        """Count a task as unfinished, and return its number. This comes before :meth:`_cut`: in between, with its rows cut and the task not
+        counted, the pass would seem to be over."""
         with self._counting:
             number = self._issued
             self._issued += 1
             self._unfinished += 1
         return number
 
-    def _made(self, number: int, task: Task, made: Block | BaseException) -> None:
-        if isinstance(made, BaseException):
-            self._pass.fail(made)
-        else:
-            self._meter.add(made)
-            self._made_by[made.ref.hex()] = task, made.cost.rows
-            self._note(task, made)
-            if not self._pass.closed:
-                self._pass.put(number, made)
+    def finished(self, assignment: PassTask, block: Block) -> None:
+        """Put the block of a task into the pass, and end the pass behind the last one."""
+        self._not_under_way(assignment)
+        self._meter.add(block)
+        self.remember(assignment.task, block)
+        self._learn(assignment.task, block)
+        self._pass.put(assignment.number, block)
+        # Only now: a task counts as unfinished until its block is in the pass, which might otherwise end without it.
         with self._counting:
             self._unfinished -= 1
             over = self.exhausted() and not self._unfinished
-        if over and not isinstance(made, BaseException):
+        if over:
             self._pass.end()
 
-    def _note(self, task: Task, made: Block) -> None:  # noqa: B027  # most tasks have nothing to learn
+    def failed(self, assignment: PassTask, error: BaseException) -> None:
+        """Fail the pass: a task raised this error."""
+        self._not_under_way(assignment)
+        self._pass.fail(error)
+        with self._counting:
+            self._unfinished -= 1
+
+    def _not_under_way(self, assignment: PassTask) -> None:
+        with self._counting:
+            self._rows_under_way[assignment.node] -= assignment.rows
+            self._tasks_under_way[assignment.node] -= 1
+
+    def _learn(self, task: Task, block: Block) -> None:  # noqa: B027  # most tasks have nothing to learn
         """Learn from a finished block."""
 
 
@@ -204,17 +266,17 @@ class IndexTasks(PassTasks):
         return _chunk_cut(self._positions, self._cursor, 1) - self._cursor
 
     def _cut(self, size: int, most: float) -> tuple[Picked, int]:
-        # As the allotment will decide: the next block goes to the rank with the fewest rows.
+        # Foresee the allotment: the next block will go to the rank with the fewest rows, and should end on a boundary of its batches.
         rank = self._rows.index(min(self._rows))
         size = aligned(size, self._rows[rank], self._local_batch_size)
         stop = _chunk_cut(self._positions, self._cursor, int(max(1, min(size, most - CHUNK + 1))))
         wanted = self._positions.between(self._cursor, stop)
         self._rows[rank] += len(wanted)
         self._cursor = stop
-        # With the already trained rest of their chunks.
+        # A transform's chunk is always processed whole, so that its random numbers and its batch do not depend on where a resume cuts.
         whole = whole_chunks(wanted, len(self._order))
         parts = [self._order[start:end] for start, end in whole.pairs]
-        # One part is a view: the pass keeps every task until its end.
+        # One part is a view, which takes no memory: the pass keeps every task until its end, in case its block is lost.
         ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return Picked(ids=ids, source=self._index, positions=whole, wanted=wanted), len(wanted)
 
@@ -266,33 +328,33 @@ class UnitTasks(PassTasks):
 
     def _cut(self, size: int, most: float) -> tuple[pa.Table, int]:
         """The next units: at least one, and otherwise as many as come closest to ``size`` rows."""
-        taken, rows = [self._order[self._cursor]], self._expected(self._order[self._cursor])
+        units, rows = [self._order[self._cursor]], self._expected(self._order[self._cursor])
         self._cursor += 1
-        # Behind a filter, units may hold next to nothing, and one core would take all that are left.
+        # Behind a filter, units may hold next to nothing. Without a limit, one task would take all units that are left.
         share = max((len(self._order) - self._cursor) // (2 * max(self._cores().cores, 1)), 1)
         while not self.exhausted():
             following = self._expected(self._order[self._cursor])
             if rows + following / 2 > size or rows + following > most:
                 break
-            # Before the first was made, a unit may hold a handful of rows or millions.
-            if self._rows_in(self._order[self._cursor]) is None and (len(taken) >= share or not self._seen_units):
+            # Before the first unit was processed, one may hold a handful of rows or millions.
+            if self._rows_in(self._order[self._cursor]) is None and (len(units) >= share or not self._seen_units):
                 break
-            taken.append(self._order[self._cursor])
+            units.append(self._order[self._cursor])
             rows += following
             self._cursor += 1
-        known = [self._rows_in(unit) for unit in taken]
-        self._known_left -= sum(each for each in known if each is not None)
+        known = [self._rows_in(unit) for unit in units]
+        self._known_left -= sum(count for count in known if count is not None)
         self._unknown_left -= known.count(None)
-        return self._rows_of(taken), round(rows)
+        return self._rows_of(units), round(rows)
 
     def _expected(self, unit: int) -> float:
-        """The rows of a unit, about."""
+        """The approximate number of rows of a unit."""
         if (rows := self._rows_in(unit)) is not None:
             return float(rows)
         return self._usual()
 
     def _usual(self) -> float:
-        """The rows of a unit of which nothing is known, about."""
+        """The approximate number of rows of a unit about which nothing is known: the mean over finished units."""
         return self._seen_rows / self._seen_units if self._seen_rows else ROWS_UNKNOWN
 
     def _rows_in(self, unit: int) -> int | None:
@@ -310,6 +372,6 @@ class UnitTasks(PassTasks):
         flat = [[edge for pair in t.done.pairs for edge in pair] for t in trained]
         return table.append_column("done", pa.array(flat, pa.list_(pa.int64())))
 
-    def _note(self, task: Task, made: Block) -> None:
+    def _learn(self, task: Task, block: Block) -> None:
         self._seen_units += task.rows.num_rows
-        self._seen_rows += made.cost.rows
+        self._seen_rows += block.cost.rows

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -24,11 +24,20 @@ from offload.pipeline.order.shuffling import Consecutive, Groups, mix
 PART = "__part__"
 """The column of index rows with the number of a row's part. The part's own columns are called ``NUMBER/NAME``."""
 
-Done = tuple[NDArray[np.int64], Columns, Mapping[int, str]]
+PartRows = tuple[NDArray[np.int64], Columns, Mapping[int, str]]
 """(the rows that could be read, their columns, the errors of the other rows)"""
 
+
+class MixedPart(Protocol):
+    """A part of a mixed data set: its reader, or its recipe."""
+
+    @property
+    def members_vary(self) -> bool:
+        """Whether samples may lack columns that others have."""
+
+
 _OF_A_PART = re.compile(r"\d+/")
-_Part = TypeVar("_Part")
+_Part = TypeVar("_Part", bound=MixedPart)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +56,7 @@ class MixedRows:
     def __len__(self) -> int:
         return sum(map(len, self.parts))
 
-    def take(self, ids: Numbers) -> pa.Table:
+    def rows_at(self, ids: Numbers) -> pa.Table:
         """The index rows of these samples, in this order, with the columns of all parts."""
         stops = np.cumsum([len(part) for part in self.parts])
         numbers = np.searchsorted(stops, ids, side="right")
@@ -93,13 +102,13 @@ def _groups(indexes: Sequence[Index]) -> Groups | None:
     runs = [index.groups.counts for index in indexes if isinstance(index.groups, Consecutive)]
     if len(runs) == len(indexes):
         return Consecutive(np.concatenate(runs))
-    found, used = [], 0
+    numbered, used = [], 0
     for index in indexes:
         groups = np.arange(len(index.rows), dtype=np.int64) if index.groups is None else index.groups
         groups = groups.each() if isinstance(groups, Consecutive) else groups
-        found.append(groups + used)
+        numbered.append(groups + used)
         used += int(groups.max(initial=-1)) + 1
-    return np.concatenate(found)
+    return np.concatenate(numbered)
 
 
 def _identity(indexes: Sequence[Index]) -> str | None:
@@ -108,7 +117,7 @@ def _identity(indexes: Sequence[Index]) -> str | None:
     return "+".join(index.identity or str(len(index.rows)) for index in indexes)
 
 
-class MixedReader:
+class MixedReader(Reader):
     """A reader of the rows of several sources."""
 
     def __init__(self, names: tuple[str, ...], readers: tuple[Reader, ...]) -> None:
@@ -117,18 +126,17 @@ class MixedReader:
     def begin_pass(self, seed: int, epoch: int) -> None:
         """Seed the readers that draw random numbers of their own, each differently."""
         for number, reader in enumerate(self.readers):
-            if (begin_pass := getattr(reader, "begin_pass", None)) is not None:
-                begin_pass(mix(seed, number), epoch)
+            reader.begin_pass(mix(seed, number), epoch)
 
     def begin(self, rows: pa.Table, epoch: int) -> None:
         """Begin a task over these index rows."""
         numbers = rows.column(PART).to_numpy()
         for number, reader in enumerate(self.readers):
-            if (begin := getattr(reader, "begin", None)) is not None:
-                begin(_own(rows, np.flatnonzero(numbers == number), number), epoch)
+            if type(reader).begin is not Reader.begin:  # otherwise, nobody would look at the copy of its rows
+                reader.begin(_own(rows, np.flatnonzero(numbers == number), number), epoch)
 
     def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
-        def part(reader: Reader, own: pa.Table) -> Done:
+        def part(reader: Reader, own: pa.Table) -> PartRows:
             samples = reader.read(own)
             return np.arange(len(own)), samples.columns, samples.errors
 
@@ -141,8 +149,8 @@ class MixedReader:
 
 
 def in_parts(
-    parts: Sequence[_Part], rows: pa.Table, work: Callable[[_Part, pa.Table], Done], names: Sequence[str]
-) -> Done:
+    parts: Sequence[_Part], rows: pa.Table, work: Callable[[_Part, pa.Table], PartRows], names: Sequence[str]
+) -> PartRows:
     """Do the work of each part on its own rows, and put the results into the order of ``rows``.
 
     Raises RunError if the samples of two parts have different columns. Samples of tar shards hold None for those that they lack.
@@ -165,7 +173,7 @@ def in_parts(
     names_of_all = dict.fromkeys(name for _, _, columns in done for name in columns)
     done = [
         (number, at, {name: columns.get(name, [None] * len(at)) for name in names_of_all})
-        if _members_vary(parts[number])
+        if parts[number].members_vary
         else (number, at, columns)
         for number, at, columns in done
     ]
@@ -182,13 +190,6 @@ def in_parts(
     order = np.argsort(places)
     merged = {name: _merged([columns[name] for _, _, columns in done], order) for name in first[2]}
     return places[order], merged, errors
-
-
-def _members_vary(part: Any) -> bool:
-    """Whether samples of this part, a reader or a recipe, may lack columns that its others have. A user's transform decides itself what
-    it returns."""
-    reader = part if hasattr(part, "read") else part.reader if part.kind == "none" else None
-    return bool(getattr(reader, "members_vary", False))
 
 
 def _own(rows: pa.Table, at: Sequence[int] | NDArray[np.int64], number: int) -> pa.Table:

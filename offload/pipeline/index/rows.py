@@ -47,15 +47,15 @@ class Runs:
     def __len__(self) -> int:
         return int(self._stops[-1]) if len(self._stops) else 0
 
-    def take(self, ids: Numbers) -> pa.Table:
+    def rows_at(self, ids: Numbers) -> pa.Table:
         """The index rows of these samples, in this order. The columns of runs are dictionaries."""
-        return self.taken_runs(ids).rows(ids)
+        return self.runs_at(ids).rows(ids)
 
-    def taken_runs(self, ids: Numbers) -> TakenRuns:
+    def runs_at(self, ids: Numbers) -> SampleRuns:
         """The runs of these samples."""
         run, lengths = self._runs_of(ids)
         visited, which = np.unique(run, return_inverse=True)
-        return TakenRuns(
+        return SampleRuns(
             table=self.table.take(pa.array(visited)).combine_chunks(),
             first=self._stops[visited] - self.counts[visited],
             which=which.astype(np.int32),
@@ -84,7 +84,7 @@ class Runs:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class TakenRuns:
+class SampleRuns:
     """The runs of some samples, in the order of the samples: stretch ``i`` holds ``lengths[i]`` samples of run ``which[i]``.
 
     Args:
@@ -113,7 +113,7 @@ class TakenRuns:
 
 
 @dataclass(frozen=True, eq=False)
-class TakenRows:
+class SampleRows:
     """The index rows of some samples, in their order."""
 
     table: pa.Table
@@ -129,7 +129,7 @@ class Joined(Protocol):
     def __len__(self) -> int:
         """The number of samples."""
 
-    def take(self, ids: Numbers) -> pa.Table:
+    def rows_at(self, ids: Numbers) -> pa.Table:
         """The index rows of these samples, in this order."""
 
     def open(self) -> None:
@@ -144,14 +144,14 @@ IndexRows: TypeAlias = pa.Table | Runs | StoredRows | Joined
 
 def rows_at(rows: IndexRows, ids: Numbers) -> pa.Table:
     """The index rows of these samples, in this order."""
-    return _taken(rows, ids).rows(ids)
+    return _known_of(rows, ids).rows(ids)
 
 
 def whole(rows: IndexRows) -> pa.Table:
     """The index rows of all samples, as a table, which may take much memory."""
     if isinstance(rows, pa.Table):
         return rows
-    return rows.table if isinstance(rows, StoredRows) else rows.take(np.arange(len(rows)))
+    return rows.table if isinstance(rows, StoredRows) else rows.rows_at(np.arange(len(rows)))
 
 
 def open_rows(rows: IndexRows) -> None:
@@ -166,18 +166,19 @@ def close_rows(rows: IndexRows) -> None:
         rows.close()
 
 
-def _taken(rows: IndexRows, ids: Numbers) -> TakenRuns | TakenRows:
+def _known_of(rows: IndexRows, ids: Numbers) -> SampleRuns | SampleRows:
+    """What an index knows about these samples, in the form in which it travels."""
     if isinstance(rows, Runs):
-        return rows.taken_runs(ids)
-    return TakenRows(_of_table(rows, ids) if isinstance(rows, pa.Table) else rows.take(ids))
+        return rows.runs_at(ids)
+    return SampleRows(_of_table(rows, ids) if isinstance(rows, pa.Table) else rows.rows_at(ids))
 
 
 def _of_table(rows: pa.Table, ids: Numbers) -> pa.Table:
-    taken = rows.take(pa.array(ids))
-    for place, field in enumerate(taken.schema):
-        if pa.types.is_dictionary(field.type):  # which would travel whole with every task
-            taken = taken.set_column(place, field.name, taken.column(place).cast(field.type.value_type))
-    return taken.combine_chunks()
+    table = rows.take(pa.array(ids))
+    for place, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):  # it would travel whole with every task
+            table = table.set_column(place, field.name, table.column(place).cast(field.type.value_type))
+    return table.combine_chunks()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -193,16 +194,16 @@ class Picked:
     """
 
     ids: Numbers
-    source: IndexRows | TakenRuns | TakenRows
+    source: IndexRows | SampleRuns | SampleRows
     positions: Ranges
     wanted: Ranges
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "source": self._known()}
 
-    def _known(self) -> TakenRuns | TakenRows:
+    def _known(self) -> SampleRuns | SampleRows:
         source = self.source
-        return source if isinstance(source, TakenRuns | TakenRows) else _taken(source, self.ids)
+        return source if isinstance(source, SampleRuns | SampleRows) else _known_of(source, self.ids)
 
     @property
     def num_rows(self) -> int:

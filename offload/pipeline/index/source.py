@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -25,23 +26,43 @@ class Samples:
 
 
 At = Callable[[int], None]
+"""A callback with the number of the row that a reader is about to read, so that a watch can name a slow sample."""
 
 
 def nowhere(row: int) -> None:
     """Ignore the start of a row."""
 
 
-class Reader(Protocol):
+class Reader(ABC):
     """A reader of a source's index rows. It travels to every preprocessing process once.
 
-    A reader with a method ``prepare`` has work to do in each process before its first read. One with a method ``begin(rows, epoch)``
-    learns which index rows a task will read, in their order. One with a method ``begin_pass(seed, epoch)`` learns before each task what
-    its own random numbers may depend on. One whose attribute ``members_vary`` is true may be mixed with others that have more columns.
+    A process calls :meth:`prepare` once. For each task, it calls :meth:`begin_pass` and :meth:`begin`, then :meth:`read` for some rows of
+    the task at a time. A reader overrides those hooks that it needs.
     """
 
+    members_vary = False
+    """Whether samples may lack columns that others have. Such a source may be mixed with one that has more columns."""
+
+    @property
+    def pickled_dataset(self) -> Any:
+        """The user's data set that travels with the reader; None if there is none, or if each process makes its own. Where it cannot be
+        pickled, the message names the part that cannot."""
+        return None
+
+    def prepare(self) -> None:  # noqa: B027  # most readers need none of these hooks
+        """Do what a process must do before its first read."""
+
+    def begin_pass(self, seed: int, epoch: int) -> None:  # noqa: B027
+        """Learn what the reader's own random numbers may depend on, before each task."""
+
+    def begin(self, rows: pa.Table, epoch: int) -> None:  # noqa: B027
+        """Learn which index rows a task will read, in their order, so that the reader can read ahead."""
+
+    @abstractmethod
     def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
         """Return the samples of these index rows, in their order. Calls ``at`` with the number of each row before reading it."""
 
+    @abstractmethod
     def describe(self, rows: pa.Table, row: int) -> str:
         """The user's name for this sample: its path, or its place in a file."""
 

@@ -131,12 +131,12 @@ class StoredRows:
         """All rows, as a table over the mapped files. Raises RunError if a file is missing or another one."""
 
         def buffer(name: str) -> pa.Buffer:
-            with self._told():
+            with self._readable():
                 return pa.py_buffer(self._files.mapped(name) if self.sizes[name] else b"")
 
         return pa.table({name: self._column(name, kind, buffer) for name, kind in self.columns.items()})
 
-    def take(self, ids: NDArray[np.integer[Any]]) -> pa.Table:
+    def rows_at(self, ids: NDArray[np.integer[Any]]) -> pa.Table:
         """These rows, in this order. Raises RunError if a file is missing or another one.
 
         Mapped pages would take longer: the kernel maps sixteen around each value, and unmaps them again.
@@ -147,11 +147,11 @@ class StoredRows:
         lengths = np.diff(begins, append=len(asked))
         first, counts = asked[begins], asked[begins + lengths - 1] + 1 - asked[begins]
         inside = asked - np.repeat(first - np.cumsum(counts) + counts, lengths)
-        with self._told():
+        with self._readable():
             near = {name: self._near(name, kind, first, counts) for name, kind in self.columns.items()}
         places = pa.array(inside[again])
-        taken = {name: column.take(places) for name, column in near.items()}
-        return pa.table({name: self._decoded(name, column) for name, column in taken.items()})
+        wanted = {name: column.take(places) for name, column in near.items()}
+        return pa.table({name: self._decoded(name, column) for name, column in wanted.items()})
 
     def open(self) -> None:
         """Open the files. Raises RunError if one is missing or another one."""
@@ -164,11 +164,11 @@ class StoredRows:
 
     @functools.cached_property
     def _files(self) -> _Files:
-        with self._told():
+        with self._readable():
             files = _Files(self.folder, tuple(self.sizes))
         for name, size in self.sizes.items():
-            if (found := files.size(name)) != size:
-                raise self._changed(f"{self.folder / name} holds {found:,} bytes instead of {size:,}")
+            if (held := files.size(name)) != size:
+                raise self._changed(f"{self.folder / name} holds {held:,} bytes instead of {size:,}")
         return files
 
     def _column(self, name: str, kind: str, buffer: Callable[[str], pa.Buffer]) -> pa.Array:
@@ -210,7 +210,7 @@ class StoredRows:
         return self.dictionaries[name].take(column) if name in self.dictionaries else column
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _readable(self) -> Iterator[None]:
         """Raise OSErrors as RunErrors."""
         try:
             yield
@@ -338,7 +338,7 @@ class RowsWriter:
 
     def _begin(self, schema: pa.Schema) -> None:
         self._folder = self._make_folder()
-        self._columns = {each.name: str(each.type) for each in schema}
+        self._columns = {column.name: str(column.type) for column in schema}
         for name, kind in self._columns.items():
             self._open(_values(name))
             if kind in _TEXT:

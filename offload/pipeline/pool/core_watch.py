@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -74,7 +75,7 @@ class Patience:
         if self._starved_since is None:
             return None
         waited_s = seen.now_s - self._starved_since
-        if waited_s >= NEVER_S and seen.executed and all(self._stays(each.what) for each in seen.held.holders):
+        if waited_s >= NEVER_S and seen.executed and all(self._stays(holder.what) for holder in seen.held.holders):
             return "never"
         if waited_s >= SAY_S and (self._said_at is None or seen.now_s - self._said_at >= AGAIN_S):
             self._said_at = seen.now_s
@@ -82,34 +83,44 @@ class Patience:
         return None
 
 
+class CpuUser(ABC):
+    """The work of this program that needs CPUs, as the watch asks it and tells it."""
+
+    @abstractmethod
+    def starving(self) -> str:
+        """What it waits for (``val``, a data set); empty if it has what it needs."""
+
+    @abstractmethod
+    def reserves_cores(self) -> bool:
+        """Whether its preprocessing processes reserve CPUs, and all of them run."""
+
+    @abstractmethod
+    def share_cores(self) -> None:
+        """Reserve no CPUs from now on: others wait for them."""
+
+    @abstractmethod
+    def waits(self, what: str, seconds: float, held: str) -> None:
+        """Say that ``what`` waits for CPUs, for how long, and who holds them."""
+
+    def waits_in_vain(self, what: str, seconds: float, held: str) -> None:  # noqa: B027  # the pool alone waits
+        """End the work, which Ray Data does: it waits for CPUs that stay held until the end."""
+
+    def executed(self, what: str) -> bool:
+        """Whether Ray Data does this work, and not the pool."""
+        return False
+
+    def stays(self, holder: str) -> bool:
+        """Whether this holder keeps its CPUs until the end of the run."""
+        return False
+
+
 class CoreWatch(threading.Thread):
-    """A thread that looks again and again.
+    """A thread that looks again and again for CPUs that somebody waits for in vain, on behalf of ``user``."""
 
-    Args:
-        starving: returns what our own work waits for; empty if it has what it needs.
-        executed: returns whether Ray Data does this work.
-        reserves: returns whether our preprocessing processes reserve CPUs, and all of them run.
-        share: lets them reserve none.
-        say: tells who waits, for how many seconds, and who holds CPUs.
-        never: ends the work that waits, with the same arguments, where Ray Data does it.
-        stays: says of a holder whether it holds its CPUs until the end of the run.
-    """
-
-    def __init__(
-        self,
-        *,
-        starving: Callable[[], str],
-        executed: Callable[[str], bool],
-        reserves: Callable[[], bool],
-        share: Callable[[], None],
-        say: Callable[[str, float, str], None],
-        never: Callable[[str, float, str], None] | None = None,
-        stays: Callable[[str], bool] = lambda what: False,
-    ) -> None:
+    def __init__(self, user: CpuUser) -> None:
         super().__init__(daemon=True, name="core-watch")
-        self._starving, self._executed, self._reserves = starving, executed, reserves
-        self._share, self._say, self._never = share, say, never
-        self._patience = Patience(stays)
+        self._user = user
+        self._patience = Patience(user.stays)
 
     def run(self) -> None:
         """Look until the process ends."""
@@ -119,7 +130,7 @@ class CoreWatch(threading.Thread):
                 self._look()
 
     def _look(self) -> None:
-        starving, reserves = self._starving(), self._reserves()
+        starving, reserves = self._user.starving(), self._user.reserves_cores()
         awaited = awaited_cpus() if starving or reserves else 0.0
         seen = CoreUse(now_s=time.monotonic(), starving=starving, awaited=awaited)
         if awaited:
@@ -128,16 +139,16 @@ class CoreWatch(threading.Thread):
                 starving=starving,
                 awaited=awaited,
                 held=held(),
-                executed=bool(starving) and self._executed(starving),
+                executed=bool(starving) and self._user.executed(starving),
                 reserves=reserves,
                 alone=programs() == 1,
             )
         match self._patience.verdict(seen):
             case "share":
-                self._share()
+                self._user.share_cores()
             case "say":
-                self._say(starving, self._patience.waited_s(seen.now_s), seen.held.in_words)
-            case "never" if self._never is not None:
-                self._never(starving, self._patience.waited_s(seen.now_s), seen.held.in_words)
-            case _:
+                self._user.waits(starving, self._patience.waited_s(seen.now_s), seen.held.in_words)
+            case "never":
+                self._user.waits_in_vain(starving, self._patience.waited_s(seen.now_s), seen.held.in_words)
+            case None:
                 pass

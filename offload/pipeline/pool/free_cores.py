@@ -34,11 +34,12 @@ class Refusals:
         self.nodes.discard(node)
 
     def look(self) -> None:
-        """Note news that concern all nodes."""
+        """Note news that concerns all nodes."""
         self._looks = True
 
     def due_in(self, now: float) -> float | None:
-        """The seconds until all nodes may be asked for again; None: not before there are news."""
+        """The seconds until all nodes may be asked for again; None: not before there is news."""
+        # The questions of a round may take SHARE of the time until the next one.
         return max(self._since + self._spent_s / SHARE - now, 0.0) if self._looks else None
 
     def renew(self, now: float) -> None:

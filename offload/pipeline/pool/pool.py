@@ -5,7 +5,8 @@ two tasks. It spends 10 to 20 ms of CPU on each task. It restarts its processes 
 were idle for a second or an epoch ends. Here, a task costs about a millisecond and may be short, and each core sets up a
 transform once per run. ``ray.data.Dataset`` sources still run as Ray Data pipelines (:mod:`offload.pipeline.raydata.execution`).
 
-Where it stops: :mod:`offload.pipeline.feed.feed` decides which rows a task gets, and how many.
+Where it stops: the :class:`TaskSource` decides which rows a task gets, and how many. A run has one in
+:mod:`offload.pipeline.feed.pool_engine`, DataLoaders have :mod:`offload.loader.job.feed`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import offload.process.ray_forks  # noqa: F401  # a transform may fork
 from offload.pipeline.pool.free_cores import FreeCores, Refusals
 from offload.pipeline.pool.packed_recipe import PackedRecipe
 from offload.pipeline.pool.preprocessor import Preprocessor
-from offload.pipeline.pool.task import DEAD, NODE_GONE, Block, Cost, Done, Task, Work
+from offload.pipeline.pool.task import DEAD, NODE_GONE, Assignment, Block, Cost, Task, TaskSource
 from offload.pipeline.work.environment import Ordinal, lowest_free
 
 IN_FLIGHT = 2  # tasks per actor: the running one and the next
@@ -36,11 +37,11 @@ RETRIES = 3  # retries of one task whose process died: the task itself may kill 
 
 
 @dataclass(eq=False, kw_only=True)
-class _Given:
-    """A task under way. ``tries``: the number of processes that died while it ran. ``abandoned``: nobody wants its block any more."""
+class _InFlight:
+    """A task that a core has, or that waits to run again. ``tries``: the number of processes that died while it ran. ``abandoned``: nobody
+    wants its block any more."""
 
-    task: Task
-    done: Done
+    assignment: Assignment
     tries: int = 0
     abandoned: bool = False
 
@@ -60,11 +61,16 @@ class _Core:
     dead: bool = False
     reserves: bool = True
     instead_of: _Core | None = None
-    given: set[_Given] = field(default_factory=set)
+    in_flight: set[_InFlight] = field(default_factory=set)
+
+
+PoolMaker = Callable[[Sequence[str], float, TaskSource, Mapping[str, Any]], Any]
+"""Makes a :class:`Pool`, or what stands for one in a test: from the node of each core, the CPUs of a core, the source of tasks, and the
+runtime environment."""
 
 
 class Pool:
-    """An actor per core, and the thread that feeds them with tasks from ``work``.
+    """An actor per core, and the thread that feeds them with tasks from ``source``.
 
     ``nodes``: the node of each core. If Ray chose the node, it could place one actor too many there, and a training worker would
     wait for its CPU forever. ``task_cpus``: the CPUs of each actor; ``runtime_env``: its runtime environment.
@@ -73,11 +79,13 @@ class Pool:
     threads send it messages.
     """
 
-    def __init__(self, nodes: Sequence[str], task_cpus: float, work: Work, runtime_env: Mapping[str, Any]) -> None:
+    def __init__(
+        self, nodes: Sequence[str], task_cpus: float, source: TaskSource, runtime_env: Mapping[str, Any]
+    ) -> None:
         self._actor: Any = ray.remote(Preprocessor)
         self._options: dict[str, Any] = {"num_cpus": task_cpus, "runtime_env": dict(runtime_env) or None}
-        self._work = work
-        hub = None if work.run is None else ray.get_runtime_context().get_actor_name()
+        self._source = source
+        hub = None if source.handle is None else ray.get_runtime_context().get_actor_name()
         self._title = f"{hub.removesuffix(' hub')} preprocessing" if hub else "preprocessing"
         self._recipes: list[PackedRecipe] = []
         self._cores: list[_Core] = []
@@ -85,7 +93,7 @@ class Pool:
         self._refusals = Refusals()
         for node in nodes:
             self._cores.append(self._new_core(node, planned=len(nodes)))
-        self._again: deque[_Given] = deque()
+        self._again: deque[_InFlight] = deque()
         self._news: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._waiting: list[threading.Event] = []
         self._sharing: list[threading.Event] = []
@@ -136,17 +144,18 @@ class Pool:
     def starting(self) -> int:
         """The number of cores without a process that could take a task. A core that others hold counts only for a limited time."""
         earliest = time.monotonic() - START_S
+        # A reshape that the thread has not begun may start processes, so it counts as one.
         return self._asked - self._begun + sum(not core.ready and core.began > earliest for core in tuple(self._cores))
 
     def _run(self) -> None:
         try:
             while True:
                 self._refusals.renew(time.monotonic())
-                while (found := self._found()) is not None:
-                    self._start(*found)
+                while (match := self._match()) is not None:
+                    self._start(*match)
                 self._heed(self._refusals.due_in(time.monotonic()))
         except BaseException as error:  # otherwise, callers that wait for blocks would wait forever
-            self._work.failed(error)
+            self._source.failed(error)
             raise
 
     def _heed(self, timeout_s: float | None) -> None:
@@ -171,7 +180,9 @@ class Pool:
 
     def _new_actor(self, node: str, me: Ordinal) -> Any:
         where = NodeAffinitySchedulingStrategy(node, soft=False)
-        return self._actor.options(**self._options, scheduling_strategy=where).remote(self._work.run, me, self._title)
+        return self._actor.options(**self._options, scheduling_strategy=where).remote(
+            self._source.handle, me, self._title
+        )
 
     def _forget(self, core: _Core) -> None:
         core.dead = True
@@ -188,7 +199,7 @@ class Pool:
 
     def _warm(self, core: _Core, recipe: PackedRecipe) -> None:
         warmed: Future[None] = core.actor.warm.remote(recipe).future()
-        warmed.add_done_callback(lambda made: self._news.put(lambda: self._warmed(core, made)))
+        warmed.add_done_callback(lambda outcome: self._news.put(lambda: self._warmed(core, outcome)))
 
     def _warmed(self, core: _Core, warmed: Future[None]) -> None:
         error = warmed.exception()
@@ -208,15 +219,15 @@ class Pool:
             self._place(old)
             self._let_go(old)
 
-    def _found(self) -> tuple[_Core, _Given] | None:
-        """A task and the core that should run it; None without a task, or if all cores have enough to do.
+    def _match(self) -> tuple[_Core, _InFlight] | None:
+        """A core and the task that it should run; None without a task, or if all cores have enough to do.
 
         Cores without a process get no tasks: others might wait for the blocks.
         """
         while (core := self._free.first(self._refusals.nodes)) is not None:
             began = time.thread_time()
-            if (given := self._next(core.node)) is not None:
-                return core, given
+            if (in_flight := self._next_task(core.node)) is not None:
+                return core, in_flight
             self._refusals.add(core.node, time.thread_time() - began)  # it has no room, but another may have some
         return None
 
@@ -224,50 +235,54 @@ class Pool:
         """Note whether a core may take a task, and how many it has. Its node may have room now."""
         self._refusals.drop(core.node)
         if core.ready and not core.leaving and not core.dead:
-            self._free.put(core, core.node, len(core.given))
+            self._free.put(core, core.node, len(core.in_flight))
         else:
             self._free.remove(core)
 
-    def _next(self, node: str) -> _Given | None:
+    def _next_task(self, node: str) -> _InFlight | None:
         if self._again:
             return self._again.popleft()
-        found = self._work.next_task(node)
-        return None if found is None else _Given(task=found[0], done=found[1])
+        assignment = self._source.next_task(node)
+        return None if assignment is None else _InFlight(assignment=assignment)
 
-    def _start(self, core: _Core, given: _Given) -> None:
-        core.given.add(given)
+    def _start(self, core: _Core, in_flight: _InFlight) -> None:
+        core.in_flight.add(in_flight)
         self._place(core)
-        task = given.task
+        task = in_flight.assignment.task
         ref, cost = core.actor.process.options(num_returns=2).remote(task.rows, task.recipe, task.epoch)
         # Not ray.wait in a loop: it would wake ten times a second for nothing, on a core that has samples to make.
-        cost.future().add_done_callback(lambda made: self._news.put(lambda: self._finished(core, given, ref, made)))
+        cost.future().add_done_callback(
+            lambda outcome: self._news.put(lambda: self._finished(core, in_flight, ref, outcome))
+        )
 
-    def _finished(self, core: _Core, given: _Given, ref: Any, cost: Future[Cost]) -> None:
-        core.given.discard(given)
+    def _finished(self, core: _Core, in_flight: _InFlight, ref: Any, cost: Future[Cost]) -> None:
+        core.in_flight.discard(in_flight)
         self._place(core)
-        if given.abandoned:
+        if in_flight.abandoned:
             return
         error = cost.exception()
         if isinstance(error, DEAD):
             self._died(core, error)
-            given.tries += not isinstance(error, NODE_GONE)
-            if given.tries <= RETRIES:
-                self._again.append(given)
+            in_flight.tries += not isinstance(error, NODE_GONE)
+            if in_flight.tries <= RETRIES:
+                self._again.append(in_flight)
                 self._refusals.look()  # any node may run it
             else:
-                given.done(error)
+                in_flight.assignment.failed(error)
+        elif error is not None:
+            in_flight.assignment.failed(error)
         else:
-            given.done(Block(ref=ref, cost=cost.result(), node=core.node) if error is None else error)
-            if error is None and core.node not in self._working:
+            in_flight.assignment.finished(Block(ref=ref, cost=cost.result(), node=core.node))
+            if core.node not in self._working:
                 self._working.add(core.node)
-                self._work.works(core.node)
+                self._source.works(core.node)
         self._let_go(core)
 
     def _died(self, core: _Core, error: BaseException) -> None:
         if core.dead:
             return
         self._forget(core)
-        self._work.lost(core.node, error)
+        self._source.lost(core.node, error)
         gone = isinstance(error, NODE_GONE)
         if not core.leaving and not gone and core.replaced < REPLACEMENTS and not self._follows(core):
             again = self._new_core(core.node, core.replaced + 1)
@@ -276,15 +291,15 @@ class Pool:
         self._tell_free()
         # The driver replaces a node that is gone, or ends the run if no node remains.
         if not self._cores and not gone:
-            self._work.failed(error)
+            self._source.failed(error)
 
     def _abandon(self, tasks: Sequence[Task]) -> None:
         for core in list(self._cores):
-            stuck = [given for given in core.given if any(given.task is task for task in tasks)]
+            stuck = [late for late in core.in_flight if any(late.assignment.task is task for task in tasks)]
             if not stuck:
                 continue
-            for given in stuck:
-                given.abandoned = True
+            for late in stuck:
+                late.abandoned = True
             self._forget(core)
             self._kill(core)  # its other task fails, and another process runs it again
             if not core.leaving and not self._follows(core):
@@ -296,7 +311,7 @@ class Pool:
             self._replace(core)
         staying = [core for core in self._cores if not core.leaving]
         for node in {*wanted, *(core.node for core in staying)}:
-            here = sorted((c for c in staying if c.node == node), key=lambda core: (core.ready, len(core.given)))
+            here = sorted((c for c in staying if c.node == node), key=lambda core: (core.ready, len(core.in_flight)))
             surplus = max(len(here) - wanted[node], 0)
             for core in here[:surplus]:
                 core.leaving = True
@@ -321,10 +336,10 @@ class Pool:
 
     def _follows(self, core: _Core) -> bool:
         """Whether another actor starts in the place of this one."""
-        return any(each.instead_of is core for each in self._cores)
+        return any(other.instead_of is core for other in self._cores)
 
     def _let_go(self, core: _Core) -> None:
-        if core.leaving and not core.given and not core.dead:
+        if core.leaving and not core.in_flight and not core.dead:
             self._forget(core)
             self._kill(core)
             self._tell_free()

@@ -22,44 +22,46 @@ from offload.pipeline.work.environment import Ordinal, begin, keep_freed_memory
 from offload.pipeline.work.watchdog import GIVEN_UP, Watch
 
 AT_ONCE_S = 0.25  # longest gap between consecutive tasks; a longer one means that the core was idle or in set-up
+LAST_WORDS_S = 10.0  # time for the hub to answer a process that is about to end
 
 
-TOLD_S = 10.0  # time for the hub to answer a process that is about to end
+class _HubReports:
+    """Reports slow calls of a preprocessing process, and its cache's end, to the hub. ``hub``: the handle, or None."""
 
-
-class _Board:
-    """The watch's board: it reports slow calls of a preprocessing process, and its cache's end, to the hub. ``run``: the hub's handle, or
-    None."""
-
-    def __init__(self, run: Any) -> None:
-        self._run, self._node = run, ray.get_runtime_context().get_node_id()
+    def __init__(self, hub: Any) -> None:
+        self._hub, self._node = hub, ray.get_runtime_context().get_node_id()
 
     def slow(self, what: str, seconds: float) -> None:
-        if self._run is not None:
-            self._run.slow.remote(self._node, what, seconds)
+        if self._hub is not None:
+            self._hub.slow.remote(self._node, what, seconds)
 
     def given_up(self, what: str, seconds: float) -> None:
-        if self._run is not None:
-            ray.get(self._run.given_up.remote(self._node, what, seconds), timeout=TOLD_S)
+        if self._hub is not None:
+            ray.get(self._hub.given_up.remote(self._node, what, seconds), timeout=LAST_WORDS_S)
         os._exit(GIVEN_UP)
 
     def cache_stopped(self, reason: str) -> None:
-        if self._run is not None:
-            self._run.cache_stopped.remote(self._node, reason)
+        if self._hub is not None:
+            self._hub.cache_stopped.remote(self._node, reason)
 
 
 class Preprocessor:
-    """The actor of one core. ``run``: the hub's handle, to which the process reports slow calls and what it prints. ``me``: its number in
-    the pool. ``title``: its name in Ray's dashboard."""
+    """The actor of one core.
 
-    def __init__(self, run: Any = None, me: Ordinal | None = None, title: str = "preprocessing") -> None:
+    Args:
+        hub: the handle of the hub, or of a DataLoader's feed, to which the process reports slow calls and what it prints; None: to nobody.
+        me: its number in the pool.
+        title: its name in Ray's dashboard.
+    """
+
+    def __init__(self, hub: Any = None, me: Ordinal | None = None, title: str = "preprocessing") -> None:
         self._title = title
         begin(me or Ordinal())
         keep_freed_memory()
-        self._board = _Board(run)
-        self._watch = Watch(self._board)
+        self._reports = _HubReports(hub)
+        self._watch = Watch(self._reports)
         self._watch.start()
-        self._teller = Teller(run)
+        self._teller = Teller(hub)
         self._scratch = Scratch()  # safe to reuse: a returned block is in the object store before the next call begins
         self._ended: tuple[float, float] | None = None
         self._done = 0  # tasks
@@ -97,7 +99,7 @@ class Preprocessor:
         self._ended = time.process_time(), time.perf_counter()
         read = accounts.taken()
         if read.problem is not None:
-            self._board.cache_stopped(read.problem)
+            self._reports.cache_stopped(read.problem)
         cost = Cost(
             rows=block.num_rows, size_bytes=block.nbytes, cpu_s=cpu_s, wall_s=wall_s, process_bytes=process_bytes,
             blocked_s=blocked_s, cache_bytes=read.cache_bytes, storage_bytes=read.storage_bytes,

@@ -47,15 +47,15 @@ class Held:
     def in_words(self) -> str:
         """Who holds what, the most first: ``2 CPUs: actor Counter``; empty if nobody holds any."""
         sums: Counter[str] = Counter()
-        for each in (*self.holders, Holder(what="tasks", cpus=self.tasks)):
-            if each.cpus > SLACK:
-                sums[each.what] += each.cpus  # type: ignore[assignment]  # a counter adds up fractions as well
+        for holder in (*self.holders, Holder(what="tasks", cpus=self.tasks)):
+            if holder.cpus > SLACK:
+                sums[holder.what] += holder.cpus  # type: ignore[assignment]  # a counter adds up fractions as well
         return ", ".join(f"{what} {cpus_shown(cpus)}" for what, cpus in sums.most_common())
 
     @property
     def by_us_alone(self) -> bool:
         """Whether actors and placement groups of this process hold all of them."""
-        return bool(self.holders) and self.tasks < SLACK and all(each.ours for each in self.holders)
+        return bool(self.holders) and self.tasks < SLACK and all(holder.ours for holder in self.holders)
 
 
 def cpus_shown(cpus: float) -> str:
@@ -69,33 +69,35 @@ def held() -> Held:
     total, free = known.cluster_resources().get("CPU", 0.0), known.available_resources().get("CPU", 0.0)
     here = ray.get_runtime_context().get_worker_id()
     job = ray.get_runtime_context().get_job_id()
-    return holders(_actors(), _groups(), taken=total - free, here=here, job=job)
+    return holders(_actors(), _groups(), in_use=total - free, here=here, job=job)
 
 
-def holders(actors: Sequence[Any], groups: Sequence[Any], *, taken: float, here: str, job: str) -> Held:
-    """Who holds the ``taken`` CPUs, from Ray's tables. ``here``: this process's id as a worker of Ray; ``job``: the id of its job."""
-    every = {each.actor_id for each in actors}
-    living = [each for each in actors if each.state in HOLDING]
+def holders(actors: Sequence[Any], groups: Sequence[Any], *, in_use: float, here: str, job: str) -> Held:
+    """Who holds the ``in_use`` CPUs, from Ray's tables. ``here``: this process's id as a worker of Ray; ``job``: the id of its job."""
+    every = {actor.actor_id for actor in actors}
+    living = [actor for actor in actors if actor.state in HOLDING]
     workers = {here}
     ours: set[bytes] = set()
+    # Ours are also the actors that our actors have started, and so on: as many rounds as generations.
     while new := [a for a in living if a.owner_address.worker_id.hex() in workers and a.actor_id not in ours]:
-        ours.update(each.actor_id for each in new)
-        workers.update(each.address.worker_id.hex() for each in new)
-    found = []
+        ours.update(actor.actor_id for actor in new)
+        workers.update(actor.address.worker_id.hex() for actor in new)
+    candidates = []
     for group in groups:
         if group.state == CREATED:
             cpus = sum(bundle.unit_resources.get("CPU", 0.0) for bundle in group.bundles)
-            inside = {_name(each) for each in living if each.placement_group_id == group.placement_group_id}
+            inside = {_name(actor) for actor in living if actor.placement_group_id == group.placement_group_id}
             what = " and ".join(sorted(inside)) or f"placement group {group.name or group.placement_group_id.hex()[:8]}"
             of_our_driver = group.creator_actor_id not in every and group.creator_job_id.hex() == job
             by_us = group.creator_actor_id in ours or of_our_driver
-            found.append(Holder(what=what, cpus=cpus, ours=by_us))
+            candidates.append(Holder(what=what, cpus=cpus, ours=by_us))
     for actor in living:
         if not any(actor.placement_group_id):
             cpus = actor.required_resources.get("CPU", 0.0)
-            found.append(Holder(what=_name(actor), cpus=cpus, ours=actor.actor_id in ours))
-    named = tuple(each for each in found if each.cpus > SLACK)
-    return Held(holders=named, tasks=max(taken - sum(each.cpus for each in named), 0.0))
+            candidates.append(Holder(what=_name(actor), cpus=cpus, ours=actor.actor_id in ours))
+    named = tuple(holder for holder in candidates if holder.cpus > SLACK)
+    # Ray's tables name no tasks: they hold what is left.
+    return Held(holders=named, tasks=max(in_use - sum(holder.cpus for holder in named), 0.0))
 
 
 def _name(actor: Any) -> str:
@@ -109,20 +111,20 @@ def awaited_cpus() -> float:
     reply = _autoscaler.GetClusterResourceStateReply()
     reply.ParseFromString(worker.gcs_client.get_cluster_resource_state())
     asked = reply.cluster_resource_state.pending_resource_requests
-    return float(sum(each.request.resources_bundle.get("CPU", 0.0) * each.count for each in asked))
+    return float(sum(request.request.resources_bundle.get("CPU", 0.0) * request.count for request in asked))
 
 
 def held_in_vain() -> str:
     """Who holds the CPUs for which somebody waits while no task runs, in words; empty if nobody waits so, or this process has no Ray."""
     try:
-        found = held() if ray.is_initialized() and awaited_cpus() else Held()
+        in_use = held() if ray.is_initialized() and awaited_cpus() else Held()
     except (
         ray.exceptions.RayError,
         RuntimeError,
         AttributeError,
     ):  # another thread is about to start Ray, or to end it
         return ""
-    return "" if found.tasks > SLACK else found.in_words
+    return "" if in_use.tasks > SLACK else in_use.in_words
 
 
 def programs() -> int:
@@ -135,8 +137,8 @@ def remove_groups_of(makers: Collection[str]) -> bool:
     """Remove the placement groups that these actors, by their ids, have made. Return whether they can make no more: their processes, if on
     this machine, have ended."""
     here = ray.get_runtime_context().get_node_id()
-    made_by = [each for each in _actors() if each.actor_id.hex() in makers]
-    over = not any(each.address.node_id.hex() == here and _runs(each.pid) for each in made_by)
+    made_by = [actor for actor in _actors() if actor.actor_id.hex() in makers]
+    over = not any(actor.address.node_id.hex() == here and _runs(actor.pid) for actor in made_by)
     for group in _groups():
         if group.state != REMOVED and group.creator_actor_id.hex() in makers:
             remove_placement_group(PlacementGroup(ray.PlacementGroupID(group.placement_group_id)))
@@ -151,9 +153,9 @@ def _runs(pid: int) -> bool:
 
 def _actors() -> list[Any]:
     tables = state.state._connect_and_get_accessor().get_actor_table(None, None)
-    return [_gcs.ActorTableData.FromString(each) for each in tables]
+    return [_gcs.ActorTableData.FromString(table) for table in tables]
 
 
 def _groups() -> list[Any]:
     tables = state.state._connect_and_get_accessor().get_placement_group_table()
-    return [_gcs.PlacementGroupTableData.FromString(each) for each in tables]
+    return [_gcs.PlacementGroupTableData.FromString(table) for table in tables]

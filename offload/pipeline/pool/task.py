@@ -1,9 +1,12 @@
-"""A task of the pool, the source that it comes from, and its outcome: a block with its cost."""
+"""A task of the pool, the source that it comes from, and its outcome: a block with its cost.
+
+A sample's way through these types: a :class:`TaskSource` cuts index rows into an :class:`Assignment`, whose :class:`Task` travels to the
+process of a core. The process returns a :class:`Block`, and the pool hands it to the assignment, which knows where it belongs.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -42,6 +45,11 @@ class Cost:
     storage_bytes: int = 0
     first_wait_s: float = 0.0
 
+    @property
+    def work_s(self) -> float:
+        """The seconds by which tasks are sized. Not CPU time alone: a task that mostly waits for storage is not short."""
+        return max(self.cpu_s, self.wall_s / 2)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
@@ -61,16 +69,32 @@ class Task:
     epoch: int
 
 
-Done = Callable[[Block | BaseException], None]
+class Assignment(Protocol):
+    """A task for a core, and the receiver of its outcome. The pool calls one of the two methods, once, on its own thread. A task whose
+    process dies runs again first. For a task that nobody wants any more (:meth:`Pool.abandon`), it calls neither."""
+
+    @property
+    def task(self) -> Task:
+        """The task."""
+
+    def finished(self, block: Block) -> None:
+        """Take the block of the task."""
+
+    def failed(self, error: BaseException) -> None:
+        """Note that the task raised this error, or that its processes died again and again."""
 
 
-class Work(Protocol):
-    """The source of the pool's tasks. ``run``: the hub's handle, or None."""
+class TaskSource(Protocol):
+    """The source of the pool's tasks, and the receiver of its reports.
 
-    run: Any
+    Args:
+        handle: the handle of this process's actor, to which preprocessing processes report; None if there is none.
+    """
 
-    def next_task(self, node: str) -> tuple[Task, Done] | None:
-        """The next task for a core of this node, and the function to call with its outcome; None if there is no task now."""
+    handle: Any
+
+    def next_task(self, node: str) -> Assignment | None:
+        """The next task for a core of this node; None if there is none now."""
 
     def failed(self, error: BaseException) -> None:
         """Report that preprocessing cannot go on."""

@@ -139,7 +139,7 @@ class Outlet:
         """Whether there are counts to tell at the end."""
         return self._limit.holds_back
 
-    def take(self, *, last: bool = False) -> list[PrintedLine]:
+    def pop_lines(self, *, last: bool = False) -> list[PrintedLine]:
         """The lines to show now. ``last``: with the counts of what was held back."""
         with self._lock:
             lines, self._waiting = self._waiting, []

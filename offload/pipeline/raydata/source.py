@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from offload.pipeline.index.rows import Runs
-from offload.pipeline.index.source import At, Index, Samples, nowhere
+from offload.pipeline.index.source import At, Index, Reader, Samples, nowhere
 from offload.pipeline.raydata.unit_maker import UnitMaker, UnitSamples, gathered
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def list_dataset_rows(what: str, dataset: ray.data.Dataset, *, shuffle: bool, ch
     )
 
 
-class UnitReader:
+class UnitReader(Reader):
     """A reader of a Dataset's rows. It keeps the last unit that it made, since a task's rows come from few of them. ``changed``: a
     transform may change samples in place."""
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from offload.errors import RunError
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID, Columns, take
-from offload.pipeline.index.source import At, Samples, nowhere
+from offload.pipeline.index.source import At, Reader, Samples, nowhere
 from offload.pipeline.order.chunks import TRAINED, whole_chunks
 from offload.pipeline.order.ranges import Ranges
 from offload.pipeline.order.shuffling import generator, mix
@@ -83,16 +83,16 @@ class UnitRecipe:
         labels = [unit["label"] for unit in given]
         made: Iterable[_Unit] = (self._made(unit, epoch, watch) for unit in given)
         if self.inner.kind == "none":
-            block = self._as_made(given, made, _Held(labels, []), epoch, scratch)
+            block = self._as_made(given, made, _MadeUnits(labels, []), epoch, scratch)
             watch.idle()
             return block
         units = list(made)
         index = _joined_index([self._index(number, each, epoch) for number, each in enumerate(units)], given)
-        inner = dataclasses.replace(self.inner, reader=_Held(labels, [each.made for each in units]))
+        inner = dataclasses.replace(self.inner, reader=_MadeUnits(labels, [each.made for each in units]))
         return process(inner, index, epoch=epoch, scratch=scratch, watch=watch)
 
     def _as_made(
-        self, given: Sequence[Mapping[str, Any]], made: Iterable[_Unit], held: _Held, epoch: int, scratch: Scratch
+        self, given: Sequence[Mapping[str, Any]], made: Iterable[_Unit], held: _MadeUnits, epoch: int, scratch: Scratch
     ) -> pa.Table:
         """The block of samples that no transform takes. Those of a unit go to their places in the block before the next unit is made."""
         counts = [count for unit in given if (count := expected_rows(unit)) is not None]
@@ -174,7 +174,7 @@ class _Unit:
     done: Ranges
 
 
-class _Held:
+class _MadeUnits(Reader):
     """A reader of samples that exist already, of units with these labels. A transform may change what it reads."""
 
     def __init__(self, labels: Sequence[str], made: Sequence[UnitSamples]) -> None:

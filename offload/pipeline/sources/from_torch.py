@@ -22,7 +22,7 @@ from offload.pipeline.blocks.values import annotated_parts, own
 from offload.pipeline.blocks.whole_samples import SAMPLES
 from offload.pipeline.blocks.wire import Column, UnsendableError, as_array, is_pillow, is_tensor, torch_only
 from offload.pipeline.index.rows import Runs
-from offload.pipeline.index.source import At, Index, Samples, nowhere
+from offload.pipeline.index.source import At, Index, Reader, Samples, nowhere
 from offload.pipeline.work.environment import here
 from offload.pipeline.work.wording import FAILURES, say
 
@@ -96,11 +96,12 @@ def _length(name: str, dataset: Any) -> int:
 
 
 def _classes(dataset: Any) -> tuple[str, ...]:
+    # Data sets of torchvision name their classes so. Of another data set, the attribute may be missing or mean something else.
     classes = getattr(dataset, "classes", ())
     return tuple(str(c) for c in classes) if isinstance(classes, list | tuple) else ()
 
 
-class TorchReader:
+class TorchReader(Reader):
     """A reader that calls the data set and names the parts of a tuple by ``columns``. ``whole``: samples stay as they are. ``changed``:
     a transform may change them in place, so it gets copies of what the data set may keep. ``typed``: columns of boxes, masks and key points
     of torchvision keep their type, which tells a cache what they are, instead of becoming arrays. ``images``: column ``image`` stays as
@@ -108,7 +109,7 @@ class TorchReader:
 
     While it reads, ``torch.utils.data.get_worker_info()`` answers as in a worker of torch: ``id`` and ``num_workers`` are the
     number of this process and of the run's processes (:class:`offload.pipeline.work.environment.Ordinal`), and ``seed`` is that of the
-    rows'     random numbers.
+    rows' random numbers.
     """
 
     def __init__(
@@ -125,6 +126,10 @@ class TorchReader:
         self.dataset, self.columns = dataset, columns
         self._whole, self._changed, self._typed, self._images = whole, changed, typed, images
         self._worker_init_fn = worker_init_fn
+
+    @property
+    def pickled_dataset(self) -> Any:
+        return self.dataset
 
     def prepare(self) -> None:
         """Call ``worker_init_fn`` in this process, before it reads. Raises RunError if that raises."""
@@ -304,7 +309,7 @@ def list_torch_factory(
     return replace(index, reader=FactoryReader(factory, tuple(columns), type(dataset).__name__, **options))
 
 
-class FactoryReader:
+class FactoryReader(Reader):
     """A reader that constructs its data set once in each process, with :meth:`prepare` or at the first read. ``options``: those of its
     :class:`TorchReader`."""
 

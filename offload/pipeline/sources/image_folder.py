@@ -29,7 +29,7 @@ from offload.pipeline.index.listing_cache import (
     new_folder,
     remove_unused,
 )
-from offload.pipeline.index.source import At, Index, Samples, Tell, nowhere, silent
+from offload.pipeline.index.source import At, Index, Reader, Samples, Tell, nowhere, silent
 from offload.pipeline.index.stored import RowsWriter, StoredRows
 from offload.pipeline.sources.cached_files import FILE, CachedFiles
 from offload.pipeline.sources.files import (
@@ -183,7 +183,7 @@ _Place = tuple[str, int | None]
 """A file's path, and its version if the listing found one."""
 
 
-class ImageFolderReader:
+class ImageFolderReader(Reader):
     """A reader that decodes images: ``image``, a list of HWC uint8 arrays, and ``label``, int64. It reads remote and cached files ahead."""
 
     def __init__(self, fs: Any, *, encoded: bool = False, cached: CachedFiles | None = None) -> None:

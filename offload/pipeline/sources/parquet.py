@@ -28,7 +28,7 @@ from offload.pipeline.cache.spec import CacheSpec
 from offload.pipeline.images.decode import DecodeError
 from offload.pipeline.images.region_decode import read_image
 from offload.pipeline.index.rows import Runs
-from offload.pipeline.index.source import At, Index, Samples, Tell, nowhere, silent
+from offload.pipeline.index.source import At, Index, Reader, Samples, Tell, nowhere, silent
 from offload.pipeline.sources.cached_files import CachedFile, CachedFiles
 from offload.pipeline.sources.files import (
     PathLike,
@@ -264,7 +264,7 @@ class _Footers:
         return footer.result()
 
 
-class ParquetReader:
+class ParquetReader(Reader):
     """A reader of rows. It keeps the last row group, since a task's rows come from few of them, and reads remote and cached ones ahead.
     ``images`` are columns of encoded images (bytes, or a struct with ``bytes`` as Hugging Face writes them), which it decodes to HWC
     uint8. ``types`` are those of columns whose files differ, ``partitions`` the columns of folders."""

@@ -25,7 +25,7 @@ from offload.pipeline.blocks.wire import Column, stack, stack_lists
 from offload.pipeline.cache.spec import CacheSpec
 from offload.pipeline.images.decode import DecodeError
 from offload.pipeline.images.region_decode import read_image
-from offload.pipeline.index.source import At, Index, Samples, Tell, nowhere, silent
+from offload.pipeline.index.source import At, Index, Reader, Samples, Tell, nowhere, silent
 from offload.pipeline.order.shuffling import Consecutive
 from offload.pipeline.sources.cached_files import CachedFiles
 from offload.pipeline.sources.files import (
@@ -244,7 +244,7 @@ def _compressed(path: str) -> ConfigError:
     )
 
 
-class WebDatasetReader:
+class WebDatasetReader(Reader):
     """A reader of samples. The image becomes ``image`` (HWC uint8), ``cls`` becomes ``label`` (int64), and other members become columns
     named by their extension: JSON parsed, text as text, anything else as bytes, further images too. A sample has None in each of
     ``columns`` that it has no member for, whichever other samples it is read with."""

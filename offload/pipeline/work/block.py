@@ -133,16 +133,16 @@ class Processed:
     skipped: dict[int, str]
 
 
-def assemble(made: Processed, gather: Gather, words: Words, *, whole: bool, skip: bool) -> pa.Table:
+def assemble(processed: Processed, gather: Gather, words: Words, *, whole: bool, skip: bool) -> pa.Table:
     """Join all chunks in one block, of ``whole`` samples or of columns. With ``skip``, a column holds the errors of rows.
 
     Skipped rows stay, as copies of row 0 that carry their error: a task returns as many rows as it got, so no row is lost silently.
 
     Raises RunError for samples that cannot travel, or differ in shape.
     """
-    if whole or any(whole_samples.is_nested(column) for part in made.parts for column in part.values()):
-        return _assemble_whole(made, words, skip=skip)
-    rows, parts, kept, skipped = made.rows, made.parts, made.kept, made.skipped
+    if whole or any(whole_samples.is_nested(column) for part in processed.parts for column in part.values()):
+        return _assemble_whole(processed, words, skip=skip)
+    rows, parts, kept, skipped = processed.rows, processed.parts, processed.kept, processed.skipped
     order = np.concatenate(kept) if kept else np.zeros(0, dtype=np.int64)
     columns: Columns = {}
     for name, values in wire.parts_of_columns(parts, list(map(len, kept))).items():
@@ -167,17 +167,17 @@ def assemble(made: Processed, gather: Gather, words: Words, *, whole: bool, skip
         raise unsendable(error, words.sample(rows, row), words) from None
 
 
-def _assemble_whole(made: Processed, words: Words, *, skip: bool) -> pa.Table:
+def _assemble_whole(processed: Processed, words: Words, *, skip: bool) -> pa.Table:
     """Join all chunks in one block of whole samples. Skipped rows hold no sample, and their error."""
-    rows = made.rows
+    rows = processed.rows
     samples: list[list[Any]] = [[] for _ in range(rows.num_rows)]
-    for part, numbers in zip(made.parts, made.kept, strict=True):
+    for part, numbers in zip(processed.parts, processed.kept, strict=True):
         for number, row in zip(numbers.tolist(), whole_samples.rows_of(part, len(numbers)), strict=True):
             samples[number] = row
     sent = untrained(rows)
     columns: Columns = {SAMPLE_ID: rows.column(SAMPLE_ID).to_numpy(), POSITION: rows.column(POSITION).to_numpy()}
     if skip:
-        columns[ERROR] = [made.skipped.get(i) for i in range(rows.num_rows)]
+        columns[ERROR] = [processed.skipped.get(i) for i in range(rows.num_rows)]
     block = wire.encode(take(columns, sent))
     try:
         for name, column in whole_samples.encode([samples[i] for i in sent.tolist()]).items():

@@ -35,7 +35,7 @@ from offload.pipeline.work.transform import (
     check_block_names,
     transform,
 )
-from offload.pipeline.work.watchdog import Nobody, SampleTimeoutError, Watch
+from offload.pipeline.work.watchdog import NoReports, SampleTimeoutError, Watch
 from offload.pipeline.work.wording import FAILURES, say
 
 
@@ -62,13 +62,13 @@ def process(
     """
     if recipe.reader is None:
         raise ValueError("process needs a recipe with a reader")
-    watch, table, scratch = watch or Watch(Nobody()), as_table(rows), scratch or Scratch()
-    made = _processed(recipe, table, epoch, scratch, watch)
-    if made is None:  # rows without seeds have drawn random numbers; all have seeds from now on
-        made = _processed(recipe, table, epoch, scratch, watch)
-    assert made is not None
+    watch, table, scratch = watch or Watch(NoReports()), as_table(rows), scratch or Scratch()
+    results = _processed(recipe, table, epoch, scratch, watch)
+    if results is None:  # rows without seeds have drawn random numbers; all have seeds from now on
+        results = _processed(recipe, table, epoch, scratch, watch)
+    assert results is not None
     watch.idle()
-    return assemble(*made, recipe.words, whole=recipe.whole, skip=recipe.on_error == "skip")
+    return assemble(*results, recipe.words, whole=recipe.whole, skip=recipe.on_error == "skip")
 
 
 def _processed(
@@ -83,10 +83,8 @@ def _processed(
     kept: list[np.ndarray[Any, Any]] = []
     skipped: dict[int, str] = {}
     gather = Gather(rows.num_rows, scratch)
-    if (begin_pass := getattr(reader, "begin_pass", None)) is not None:
-        begin_pass(recipe.seed, epoch)
-    if (begin := getattr(reader, "begin", None)) is not None:
-        begin(rows, epoch)
+    reader.begin_pass(recipe.seed, epoch)
+    reader.begin(rows, epoch)
     ends = np.append(np.flatnonzero(np.diff(positions // CHUNK)) + 1, len(positions))
     start = 0
     # Since the first rows without seeds. The task looks once, at its end: a look costs as much as transforming hundreds of light rows.
@@ -102,7 +100,7 @@ def _processed(
             drawn = None
         elif drawn is None:
             drawn = Drawn(recipe.held)
-        good, made, errors = _process_rows(recipe, chunk, epoch, watch)
+        good, columns, errors = _process_rows(recipe, chunk, epoch, watch)
         if loaded_libraries() != libraries:
             # These rows themselves imported the library of their random numbers, which was therefore not seeded.
             hold_to_one_core()
@@ -113,8 +111,8 @@ def _processed(
         for i, reason in errors.items():
             skipped[start + i] = f"{reader.describe(chunk, i)}: {reason}"
         if len(good):
-            check_block_names(recipe, made)
-            parts.append(made if recipe.whole else gather.place(made))
+            check_block_names(recipe, columns)
+            parts.append(columns if recipe.whole else gather.place(columns))
             kept.append(good + start)
         start = stop
     if drawn:
@@ -153,11 +151,13 @@ def _transform_good(
     columns = samples.columns if len(good) == chunk.num_rows else take(samples.columns, good)
     chunk = chunk if len(good) == chunk.num_rows else chunk.take(pa.array(good))
     try:
-        made = transform(recipe, columns, ids=chunk.column(SAMPLE_ID).to_numpy(), chunk=chunk, epoch=epoch, watch=watch)
+        transformed = transform(
+            recipe, columns, ids=chunk.column(SAMPLE_ID).to_numpy(), chunk=chunk, epoch=epoch, watch=watch
+        )
     except _BrokenRow as error:
         raise _BrokenRow(int(good[error.row]), error.reason) from None
-    recipe.calls.nbytes += _nbytes(columns) + _nbytes(made)
-    return good, made, samples.errors
+    recipe.calls.nbytes += _nbytes(columns) + _nbytes(transformed)
+    return good, transformed, samples.errors
 
 
 def _read(recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch) -> Samples:
@@ -177,7 +177,7 @@ def _check_read(recipe: Recipe, chunk: pa.Table, samples: Samples) -> None:
         raise RunError(f"{recipe.words.sample(chunk, row)} is unusable: {reason}. {remedy}")
 
 
-class _Place:
+class _CurrentRow:
     """The reader's callback, which tells the watch the current row of a chunk."""
 
     def __init__(self, recipe: Recipe, chunk: pa.Table, watch: Watch) -> None:
@@ -198,7 +198,7 @@ class _Place:
 def _attempt_read(recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch) -> Samples:
     reader = recipe.reader
     assert reader is not None
-    at = _Place(recipe, chunk, watch)
+    at = _CurrentRow(recipe, chunk, watch)
     try:
         # A reader may be random too: a torch data set augments in __getitem__.
         with _seeded(recipe, epoch, chunk.column(recipe.seeded_by)[0].as_py(), 1):
@@ -242,7 +242,7 @@ def _read_one_by_one(recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch, 
     errors: dict[int, str] = dict(known)
     recipe.calls.drew = True  # each row has a seed of its own here, which only chunks repeat
     numbers = chunk.column(recipe.seeded_by).to_pylist()
-    at = _Place(recipe, chunk, watch)
+    at = _CurrentRow(recipe, chunk, watch)
     for i in range(chunk.num_rows):
         values: dict[str, Any] = {}
         if i not in known:

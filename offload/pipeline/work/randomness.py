@@ -29,38 +29,38 @@ Held = tuple[Any, ...]
 def held_by(transform: Any) -> Held:
     """The generators of NumPy, Python and torch that a transform draws from: in its attributes and those of its parts, its closure and
     defaults, and the globals that its code names. Libraries' global generators are not among them."""
-    found: list[Any] = []
+    generators: list[Any] = []
     seen: dict[int, Any] = {}
     todo = [transform]
     while todo and len(seen) < _MOST:
-        each = todo.pop()
-        if isinstance(each, _DATA) or id(each) in seen:
+        value = todo.pop()
+        if isinstance(value, _DATA) or id(value) in seen:
             continue
-        seen[id(each)] = each
-        if _is_generator(each):
-            found.append(each)
+        seen[id(value)] = value
+        if _is_generator(value):
+            generators.append(value)
         else:
-            todo += reversed(list(_within(each)))
-    return tuple(found)
+            todo += reversed(list(_within(value)))
+    return tuple(generators)
 
 
 def seed_held(generators: Held, seed: int) -> None:
     """Seed each with numbers of its own."""
-    for number, each in enumerate(generators):
+    for number, generator in enumerate(generators):
         own = mix(seed, number)
-        if isinstance(each, np.random.Generator):
-            each.bit_generator.state = type(each.bit_generator)(own).state
-        elif isinstance(each, np.random.RandomState):
-            each.seed(own & 0xFFFFFFFF)
-        elif isinstance(each, random.Random):
-            each.seed(own)
+        if isinstance(generator, np.random.Generator):
+            generator.bit_generator.state = type(generator.bit_generator)(own).state
+        elif isinstance(generator, np.random.RandomState):
+            generator.seed(own & 0xFFFFFFFF)
+        elif isinstance(generator, random.Random):
+            generator.seed(own)
         else:
-            each.manual_seed(own)
+            generator.manual_seed(own)
 
 
 def states_of(generators: Held) -> bytes:
     """The states of these generators, which differ once anybody has drawn from one."""
-    return pickle.dumps([_state(each) for each in generators])
+    return pickle.dumps([_state(generator) for generator in generators])
 
 
 def _state(generator: Any) -> Any:
@@ -126,7 +126,7 @@ def _of_function(function: Callable[..., Any]) -> Iterator[Any]:
         while codes:
             code = codes.pop(0)
             yield from (wrapped.__globals__[name] for name in code.co_names if name in wrapped.__globals__)
-            codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]  # functions within it
+            codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]  # its functions
 
 
 def _is_library(thing: Any) -> bool:

@@ -60,6 +60,11 @@ class Recipe:
         name = "" if self.kind == "none" else _name(self.transform, self.kind)
         return Words(describe=describe, transform=name, dataset=self.dataset)
 
+    @property
+    def members_vary(self) -> bool:
+        """Whether its samples may lack columns that others have. A user's transform decides itself what it returns."""
+        return self.kind == "none" and self.reader is not None and self.reader.members_vary
+
     def ready(self) -> Self:
         """Prepare this recipe in this process: construct the transform, import its libraries and limit them to one thread.
 
@@ -75,8 +80,8 @@ class Recipe:
                     "preprocessing process. Correct its constructor: it runs on every node, without arguments."
                 ) from None
         _import_ahead(transform)
-        if (prepare := getattr(self.reader, "prepare", None)) is not None:
-            prepare()
+        if self.reader is not None:
+            self.reader.prepare()
         hold_to_one_core()
         calls = Calls()
         if self.parts or self.sample_timeout_s is not None:  # a late sample is to be found within a chunk

@@ -17,10 +17,11 @@ from offload.pipeline.blocks.values import annotation
 from offload.pipeline.blocks.whole_samples import CONTENTS, SAMPLES
 from offload.pipeline.blocks.wire import ERROR, POSITION, SAMPLE_ID, Columns, is_pillow, take
 from offload.pipeline.images.region_decode import UndecodableError
+from offload.pipeline.images.split import CpuPart
 from offload.pipeline.order.shuffling import mix
 from offload.pipeline.work.randomness import Drawn, seed_generators
 from offload.pipeline.work.recipe import Recipe
-from offload.pipeline.work.watchdog import Nobody, SampleTimeoutError, Watch
+from offload.pipeline.work.watchdog import NoReports, SampleTimeoutError, Watch
 from offload.pipeline.work.wording import FAILURES, say
 
 
@@ -54,14 +55,14 @@ def transform(
             f"{', '.join(map(str, columns))}. Name the images' column 'image' in the source, or pass a function of a batch that transforms "
             "them."
         )
-    if recipe.kind == "image" and (found := _annotated(columns)) is not None:
-        _check_annotated(recipe, *found)
+    if recipe.kind == "image" and (annotated := _annotated(columns)) is not None:
+        _check_annotated(recipe, *annotated)
     if recipe.kind == "image" and chunk is not None and isinstance(images := columns["image"], list):
         # Such as a sample of a tar shard without an image: it is as unusable as one whose image is broken.
         for number, image in enumerate(images):
             if image is None:
                 raise _BrokenRow(number, "it has no image")
-    watch = watch or Watch(Nobody())
+    watch = watch or Watch(NoReports())
     numbers = ids if chunk is None else chunk.column(recipe.seeded_by).to_numpy()
     at: list[int | None] = [None]
 
@@ -117,7 +118,8 @@ def _what_it_gets(recipe: Recipe, columns: Columns, error: BaseException) -> str
 
 def _check_annotated(recipe: Recipe, column: str, kind: str) -> None:
     """Raise RunError if the transform gets the image alone and moves its pixels: boxes and masks would no longer fit."""
-    if recipe.kind == "image" and column != "image" and getattr(recipe.transform, "moves_pixels", True):
+    keeps_places = isinstance(recipe.transform, CpuPart) and not recipe.transform.moves_pixels
+    if recipe.kind == "image" and column != "image" and not keeps_places:
         raise RunError(
             f"the transform {recipe.words.transform} gets the image alone, and column {column!r} holds {kind}, which would stay as they "
             "are. Without a cache, call it on both in the data set's own __getitem__. Or call it in a function of a sample "
@@ -144,14 +146,14 @@ def _call(
         begins(None)
         with _seeded(recipe, epoch, int(numbers[0]), 2):
             return _checked(recipe.transform(dict(columns)))
-    made: dict[str, list[Any]] = {}
+    transformed: dict[str, list[Any]] = {}
     for i, number in enumerate(numbers.tolist()):
         begins(i)
         with _seeded(recipe, epoch, number, 3):
             sample = _sample(recipe, {name: column[i] for name, column in columns.items()})
         for name, value in sample.items():
-            made.setdefault(name, []).append(value)
-    return dict(made)
+            transformed.setdefault(name, []).append(value)
+    return dict(transformed)
 
 
 def _sample(recipe: Recipe, sample: dict[str, Any]) -> dict[str, Any]:

@@ -20,16 +20,16 @@ MOST_ITEMS = 1000  # items of a list to look into
 def obstacle(recipe: Recipe, error: BaseException) -> str:
     """What of a recipe, which raised ``error``, cannot be pickled, and the remedy. Two sentences."""
     for part in (recipe, *recipe.parts):
-        if (found := used((part.reader, part.transform), error)) is not None:
-            return found
-        dataset = getattr(part.reader, "dataset", None) if not hasattr(part.reader, "factory") else None
+        if (reason := used((part.reader, part.transform), error)) is not None:
+            return reason
+        dataset = None if part.reader is None else part.reader.pickled_dataset
         if dataset is not None and not travels(dataset):
             owner = type(dataset).__name__
-            found = _culprit(dataset)
+            attribute = _culprit(dataset)
             what = (
                 f"the {owner} cannot be pickled ({error})"
-                if found is None
-                else f"its attribute {owner}.{found} cannot be pickled"
+                if attribute is None
+                else f"its attribute {owner}.{attribute} cannot be pickled"
             )
             return f"{what}. Let each process construct it: offload.from_torch(lambda: {owner}(...))."
         if part.transform is not None and not travels(part.transform):
@@ -44,10 +44,10 @@ def obstacle(recipe: Recipe, error: BaseException) -> str:
 def used(value: object, error: BaseException) -> str | None:
     """What a function of the script among these values uses, so that pickling them raised ``error``, and the remedy. Two sentences; None if
     there is no such function."""
-    found = _used(value, set())
-    if found is None:
+    use = _used(value, set())
+    if use is None:
         return None
-    return f"{found}, which cannot be pickled ({error}). Make it within the function, at the first call: each process then has its own."
+    return f"{use}, which cannot be pickled ({error}). Make it within the function, at the first call: each process then has its own."
 
 
 def _used(value: object, seen: set[int]) -> str | None:
@@ -119,8 +119,8 @@ def _culprit(value: object, depth: int = 0) -> str | None:
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
     if isinstance(value, dict):
-        yield from ((f"[{key!r}]", each) for key, each in list(value.items())[:MOST_ITEMS])
+        yield from ((f"[{key!r}]", part) for key, part in list(value.items())[:MOST_ITEMS])
     elif isinstance(value, list | tuple):
-        yield from ((f"[{i}]", each) for i, each in zip(range(MOST_ITEMS), value, strict=False))
+        yield from ((f"[{i}]", part) for i, part in zip(range(MOST_ITEMS), value, strict=False))
     if not isinstance(value, type):
         yield from dict(getattr(value, "__dict__", {})).items()

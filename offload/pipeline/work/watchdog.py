@@ -24,7 +24,7 @@ class SampleTimeoutError(BaseException):
     """A sample took longer than its deadline. It is not an ``Exception``, so that data sets that catch exceptions do not catch it."""
 
 
-class Board(Protocol):
+class SlowCallReports(Protocol):
     """The receiver of reports about slow calls."""
 
     def slow(self, what: str, seconds: float) -> None:
@@ -47,12 +47,12 @@ class Watch:
     """The watch of one process. The working thread calls :meth:`doing` and :meth:`idle`, another calls :meth:`look`.
 
     Args:
-        board: the receiver of reports about slow calls.
+        reports: the receiver of reports about slow calls.
         now: a clock, in seconds.
     """
 
-    def __init__(self, board: Board, now: Callable[[], float] = time.monotonic) -> None:
-        self._board, self._now = board, now
+    def __init__(self, reports: SlowCallReports, now: Callable[[], float] = time.monotonic) -> None:
+        self._reports, self._now = reports, now
         self._doing: _Doing | None = None
 
     def start(self) -> None:
@@ -80,10 +80,10 @@ class Watch:
                 doing.interrupted = True
                 interrupt()
             elif seconds >= doing.deadline_s + GRACE_S:
-                self._board.given_up(doing.what(), doing.deadline_s)
+                self._reports.given_up(doing.what(), doing.deadline_s)
         elif seconds >= doing.tell_after_s:
             doing.tell_after_s *= 2
-            self._board.slow(doing.what(), seconds)
+            self._reports.slow(doing.what(), seconds)
 
     def _run(self, thread: int) -> None:
         while True:
@@ -96,9 +96,10 @@ class Watch:
             raise SampleTimeoutError
 
 
-class Nobody:
-    """A board that ignores all reports."""
+class NoReports:
+    """Ignores slow calls. A process that cannot be interrupted ends all the same."""
 
     def slow(self, what: str, seconds: float) -> None: ...
+
     def given_up(self, what: str, seconds: float) -> None:
         os._exit(GIVEN_UP)

@@ -1,22 +1,24 @@
-"""The hub, the run's only actor beside the driver. It feeds the workers and receives their reports. (Each further process would take
-some seconds to start.)
+"""The hub, the run's only actor beside the driver. It feeds the workers and receives their reports. One actor does both, since each
+further process takes some seconds to start.
 
 This module imports neither torch nor Ray Train: on a host with few cores, the hub starts beside the workers, which import both.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
 
 import ray
 
 from offload.errors import RunError
 from offload.pipeline.feed.datasets import Cores, FeedDataset
-from offload.pipeline.feed.feed import Feed
-from offload.pipeline.pool.core_watch import CoreWatch
+from offload.pipeline.feed.feed import Feed, FeedListener
+from offload.pipeline.pool.core_watch import CoreWatch, CpuUser
 from offload.pipeline.program.printed import Outlet, Printed
 from offload.report.events import (
     BlocksThroughRay,
@@ -44,46 +46,114 @@ def take_turns() -> None:
     sys.setswitchinterval(SWITCH_S)
 
 
-class Hub(Feed, Board):
-    """The actor from which workers take batches and to which they report; the driver reads it. Call it through
-    :class:`offload.train.hub.client.HubClient`."""
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
-    def __init__(self, streams: dict[str, FeedDataset], cores: Cores, nodes: int, run_dir: Path) -> None:
-        take_turns()
-        self._run_dir, self._tails = run_dir, tails_in(run_dir)
-        Board.__init__(self, self.rates, self.core_counts, self.speeds, self.process_bytes, self.spent, nodes=nodes)
-        self._without_cache: set[str] = set()
-        self._through_ray: set[str] = set()
-        self._outlet, self._passing_on = Outlet(), threading.Lock()
-        self._title = ray.get_runtime_context().get_actor_name() or "hub"
-        Feed.__init__(self, streams, cores, handle=ray.get_runtime_context().current_actor)
-        run = self._title.removesuffix(HUB)
-        CoreWatch(
-            starving=self.starving,
-            executed=self.executed,
-            reserves=self.reserves_cores,
-            share=self._share_cores,
-            say=self._waits_for_cpus,
-            never=self._never_gets_cpus,
-            stays=lambda what: what == worker_title(run),
-        ).start()
 
-    def _share_cores(self) -> None:
-        if self.pool is not None:
-            self.pool.share()
-            self.note(CoresShared())
+def _by_feed(method: Callable[Concatenate[Feed, _P], _T]) -> Callable[Concatenate[Hub, _P], _T]:
+    """A remote method of the hub that its feed answers. Ray calls it by the method's name, and reads its signature."""
 
-    def _waits_for_cpus(self, dataset: str, seconds: float, held: str) -> None:
-        self.note(WaitsForCpus(dataset=dataset, seconds=round(seconds), held=held))
+    @functools.wraps(method)
+    def answer(hub: Hub, /, *args: _P.args, **named: _P.kwargs) -> _T:
+        return method(hub.feed, *args, **named)
 
-    def _never_gets_cpus(self, dataset: str, seconds: float, held: str) -> None:
-        self.failed(
+    return answer
+
+
+def _by_board(method: Callable[Concatenate[Board, _P], _T]) -> Callable[Concatenate[Hub, _P], _T]:
+    """A remote method of the hub that its board answers."""
+
+    @functools.wraps(method)
+    def answer(hub: Hub, /, *args: _P.args, **named: _P.kwargs) -> _T:
+        return method(hub.board, *args, **named)
+
+    return answer
+
+
+class _Preprocessing(CpuUser):
+    """The preprocessing of a run, as the watch for waiting CPUs sees it."""
+
+    def __init__(self, feed: Feed, board: Board, run: str) -> None:
+        self._feed, self._board, self._worker = feed, board, worker_title(run)
+
+    def starving(self) -> str:
+        return self._feed.starving()
+
+    def executed(self, what: str) -> bool:
+        return self._feed.executed(what)
+
+    def reserves_cores(self) -> bool:
+        return self._feed.reserves_cores()
+
+    def stays(self, holder: str) -> bool:
+        return holder == self._worker
+
+    def share_cores(self) -> None:
+        if self._feed.pool is not None:
+            self._feed.pool.share()
+            self._board.note(CoresShared())
+
+    def waits(self, what: str, seconds: float, held: str) -> None:
+        self._board.note(WaitsForCpus(dataset=what, seconds=round(seconds), held=held))
+
+    def waits_in_vain(self, what: str, seconds: float, held: str) -> None:
+        self._feed.failed(
             RunError(
-                f"the preprocessing of {dataset!r} has waited {seconds:.0f} s for CPUs that it cannot get while this run trains ({held}). "
+                f"the preprocessing of {what!r} has waited {seconds:.0f} s for CPUs that it cannot get while this run trains ({held}). "
                 'Let workers reserve fewer CPUs (scaling_config=ray.train.ScalingConfig(resources_per_worker={"CPU": ...})), let the '
                 "Dataset's steps ask for fewer at once (num_cpus, concurrency), or add nodes."
             )
         )
+
+
+class Hub(FeedListener):
+    """The actor from which workers get batches and to which they report; the driver reads it. Call it through
+    :class:`offload.train.hub.client.HubClient`.
+
+    It holds a feed, which hands out blocks, and a board, which passes reports and orders on. Neither knows the other.
+    """
+
+    feed: Feed
+    board: Board
+
+    # For the driver.
+    publish = _by_board(Board.publish)
+    read = _by_board(Board.read)
+    note = _by_board(Board.note)
+    reshape = _by_feed(Feed.reshape)
+    start_ahead = _by_feed(Feed.start_ahead)
+    costs = _by_feed(Feed.costs)
+    core_counts = _by_feed(Feed.core_counts)
+
+    # For the workers.
+    push = _by_board(Board.push)
+    ready_to_end = _by_board(Board.ready_to_end)
+    out_of_memory = _by_board(Board.out_of_memory)
+    open = _by_feed(Feed.open)
+    next_slices = _by_feed(Feed.next_slices)
+    arrived = _by_feed(Feed.arrived)
+    again = _by_feed(Feed.again)
+    sender = _by_feed(Feed.sender)
+    leave = _by_feed(Feed.leave)
+
+    # For Ray Train's controller.
+    workers_to_start = _by_board(Board.workers_to_start)
+    workers_to_replace_with = _by_board(Board.workers_to_replace_with)
+    worker_failed = _by_board(Board.worker_failed)
+    nodes_to_avoid = _by_board(Board.nodes_to_avoid)
+
+    def __init__(self, streams: dict[str, FeedDataset], cores: Cores, nodes: int, run_dir: Path) -> None:
+        take_turns()
+        self._run_dir, self._tails = run_dir, tails_in(run_dir)
+        self._without_cache: set[str] = set()
+        self._through_ray: set[str] = set()
+        self._outlet, self._passing_on = Outlet(), threading.Lock()
+        context = ray.get_runtime_context()
+        self._title = context.get_actor_name() or "hub"
+        # The board comes first: the threads of the feed's pool may report as soon as they start.
+        self.board = Board(lambda: self.feed.supply(), nodes=nodes)
+        self.feed = Feed(streams, cores, handle=context.current_actor, listener=self)
+        CoreWatch(_Preprocessing(self.feed, self.board, run=self._title.removesuffix(HUB))).start()
 
     def __repr__(self) -> str:
         return self._title
@@ -98,8 +168,8 @@ class Hub(Feed, Board):
 
     def begin_group(self) -> GroupStart:
         """Start a worker group; drop the passes of the previous group."""
-        start = super().begin_group()
-        self.begin(start.attempt)
+        start = self.board.begin_group()
+        self.feed.begin(start.attempt)
         return start
 
     def lost(self, node: str, error: BaseException) -> None:
@@ -134,12 +204,12 @@ class Hub(Feed, Board):
             self._pass_on(last=True)
 
     def _pass_on(self, *, last: bool = False) -> None:
-        for line in self._outlet.take(last=last):
+        for line in self._outlet.pop_lines(last=last):
             self.note(DataPrinted(stream=line.stream, text=line.text))
 
     def given_up(self, node: str, what: str, seconds: float) -> None:
         """Report that a preprocessing process ends because nothing can interrupt its call."""
-        super().given_up(_address(node), what, seconds)
+        self.feed.given_up(_address(node), what, seconds)
 
     def works(self, node: str) -> None:
         """Report that a node has begun to preprocess."""

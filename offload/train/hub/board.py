@@ -9,11 +9,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from offload.adapt.failures import failures_per_s
 from offload.measure.steps import Totals
 from offload.model.batch_split import BatchSplit
-from offload.report.events import HUB, OutOfMemory, RunEvent, WorkerLost
+from offload.pipeline.feed.feed import Supply
+from offload.report.events.event import HUB, RunEvent
+from offload.report.events.faults import OutOfMemory, WorkerLost
 from offload.train.messages import GroupStart, GroupStatus, News, Orders, Push, sum_of
 
 FAILURES = 2  # worker failures on a node within FORGET_S before it counts as failing
@@ -21,46 +24,127 @@ FORGET_S = 3600.0
 FRUITLESS = 3  # attempts in a row without progress
 
 
+class _EventQueue:
+    """Events on their way to the driver, their only reader."""
+
+    def __init__(self) -> None:
+        self.waiting: list[RunEvent] = []
+        self._forgotten = 0  # the number of events before these
+
+    def since(self, cursor: int) -> tuple[int, tuple[RunEvent, ...]]:
+        """The next cursor, and all events from this one on. The events before it are forgotten: a long run has many."""
+        # Not what this call returns: the answer may be lost on its way, and the driver asks again with the same cursor.
+        read = max(cursor - self._forgotten, 0)
+        del self.waiting[:read]
+        self._forgotten += read
+        return self._forgotten + len(self.waiting), tuple(self.waiting)
+
+
+class _Reports:
+    """What the ranks have reported: the present group's totals and progress, and the totals of earlier groups."""
+
+    def __init__(self) -> None:
+        self.totals: dict[int, Totals] = {}  # by rank
+        self.past: list[tuple[int, Totals]] = []  # each group's number of workers, and the totals of all its ranks
+        self.node_of: dict[int, str] = {}  # by rank
+        self.group = GroupStatus()
+        self.metrics: dict[str, float] = {}
+        self.epoch = self.step = self.samples = 0
+
+    @property
+    def worker_nodes(self) -> set[str]:
+        """The nodes from which ranks of the present group have reported."""
+        return set(self.node_of.values())
+
+    def begin_group(self) -> None:
+        """Begin at zero for a new group. The progress of training stays."""
+        if self.totals:
+            self.past.append((max(self.group.workers, 1), sum_of(self.totals)))
+        self.totals.clear()
+        self.node_of.clear()
+        self.group = GroupStatus()
+
+    def add(self, push: Push) -> None:
+        """Record the report of a rank. Rank 0 reports the progress of all."""
+        self.totals[push.rank] = push.totals
+        self.node_of[push.rank] = push.node
+        if push.rank == 0:
+            self.epoch, self.step, self.samples = push.epoch, push.step, push.samples
+            self.group = push.group
+            self.metrics.update(push.metrics)
+
+
+class _WorkerFailures:
+    """The deaths of workers: how many, on which nodes, and whether training made progress in between. ``nodes``: the number of nodes of the
+    cluster."""
+
+    def __init__(self, nodes: int) -> None:
+        self.count = 0
+        self.suspects: tuple[str, ...] = ()
+        self._nodes, self._began_at = nodes, time.monotonic()
+        self._failed_at: dict[str, list[float]] = {}  # by node, within FORGET_S
+        self._fruitless, self._furthest_step = 0, -1
+
+    @property
+    def per_s(self) -> float:
+        """The estimated rate of failures."""
+        return failures_per_s(self.count, time.monotonic() - self._began_at, self._nodes)
+
+    @property
+    def failing_nodes(self) -> tuple[str, ...]:
+        """The nodes on which workers failed repeatedly."""
+        return tuple(node for node, times in self._failed_at.items() if len(times) >= FAILURES)
+
+    def add(self, reports: _Reports, ranks: Sequence[int]) -> bool:
+        """Note that these ranks died. Without ranks, one died, and nobody knows which. Return whether to try again."""
+        self.count += 1
+        now = time.monotonic()
+        died_on = {reports.node_of[rank] for rank in ranks if rank in reports.node_of}
+        # Ranks that only noticed a death are asked for a sign of life, but none of their nodes is blamed.
+        self.suspects = tuple(died_on if ranks else reports.worker_nodes)
+        for node in died_on:
+            recent = [failed_at for failed_at in self._failed_at.get(node, []) if now - failed_at < FORGET_S]
+            self._failed_at[node] = [*recent, now]
+        self._fruitless = 0 if reports.step > self._furthest_step else self._fruitless + 1
+        self._furthest_step = max(self._furthest_step, reports.step)
+        return self._fruitless < FRUITLESS
+
+
+@dataclass
+class _Attempts:
+    """The numbers of the newest worker groups in each state. Groups count from 1.
+
+    Args:
+        begun: the newest group that has started.
+        committed: the newest that has committed and waits for its end.
+        handed_over: the newest for which Ray Train was told how many workers replace it.
+        failed: the newest of which a worker died.
+    """
+
+    begun: int = 0
+    committed: int = 0
+    handed_over: int = 0
+    failed: int = 0
+
+
 class Board:
     """The workers' reports and the driver's orders. Its methods run on several threads.
 
     Args:
-        rates, cores, speeds, process_bytes, spent: functions that return the :class:`News` fields of these names.
+        supply: returns the measurements of preprocessing, for the driver.
         nodes: the number of nodes of the cluster, for the expected rate of failures.
     """
 
-    def __init__(
-        self,
-        rates: Callable[[], dict[str, dict[str, float]]] = dict,
-        cores: Callable[[], tuple[int, int]] = lambda: (0, 0),
-        speeds: Callable[[], dict[str, dict[str, float]]] = dict,
-        process_bytes: Callable[[], int] = int,
-        spent: Callable[[], dict[str, tuple[int, float]]] = dict,
-        *,
-        nodes: int = 1,
-    ) -> None:
-        self._rates_now, self._cores_now, self._speeds_now = rates, cores, speeds
-        self._process_bytes_now, self._spent_now = process_bytes, spent
-        self._board = threading.Lock()
-        self._changed = threading.Condition(self._board)
-        self._totals: dict[int, Totals] = {}
-        self._past: list[tuple[int, Totals]] = []
-        self._metrics: dict[str, float] = {}
-        self._events: list[RunEvent] = []
-        self._dropped = 0  # the number of events before these
-        self._epoch = self._step = self._samples = 0
-        self._group = GroupStatus()
+    def __init__(self, supply: Callable[[], Supply] = Supply, *, nodes: int = 1) -> None:
+        self._supply = supply
+        self._changed = threading.Condition(threading.Lock())  # guards all below; tells of orders and of groups' ends
+        self._events = _EventQueue()
+        self._reports = _Reports()
+        self._failures = _WorkerFailures(nodes)
+        self._attempts = _Attempts()
         self._orders = Orders()
-        self._attempt = 0
         self._running = False
-        self._committed = self._handed_over = 0  # attempts of the last groups that were ready to end, and that ended
-        self._failed = 0  # attempt of the last group of which a worker died
         self._most_local: int | None = None
-        self._node_of: dict[int, str] = {}
-        self._failed_at: dict[str, list[float]] = {}
-        self._suspects: tuple[str, ...] = ()
-        self._nodes, self._began_at, self._failures = nodes, time.monotonic(), 0
-        self._fruitless, self._furthest = 0, -1
 
     # -- the driver ------------------------------------------------------------------------------------------------
 
@@ -73,80 +157,75 @@ class Board:
 
     def read(self, cursor: int) -> News:
         """The news since ``cursor``. The events before it are forgotten: its only reader has them, and a long run has many."""
-        with self._board:
-            read = max(cursor - self._dropped, 0)
-            del self._events[:read]
-            self._dropped += read
+        supply = self._supply()
+        with self._changed:
+            reports = self._reports
+            next_cursor, events = self._events.since(cursor)
             return News(
-                cursor=self._dropped + len(self._events),
-                totals=dict(self._totals),
-                past=tuple(self._past),
-                epoch=self._epoch,
-                step=self._step,
-                samples=self._samples,
-                metrics=dict(self._metrics),
-                events=tuple(self._events),
-                group=self._group,
-                attempts=self._attempt,
-                rates=self._rates_now(),
-                cores=self._cores_now(),
+                cursor=next_cursor,
+                totals=dict(reports.totals),
+                past=tuple(reports.past),
+                epoch=reports.epoch,
+                step=reports.step,
+                samples=reports.samples,
+                metrics=dict(reports.metrics),
+                events=events,
+                group=reports.group,
+                attempts=self._attempts.begun,
+                rates=supply.rates,
+                cores=supply.cores,
                 running=self._running,
-                failures=self._failures,
-                suspects=self._suspects,
+                failures=self._failures.count,
+                suspects=self._failures.suspects,
                 most_local=self._most_local,
-                failing=tuple(node for node, at in self._failed_at.items() if len(at) >= FAILURES),
-                worker_nodes=tuple(set(self._node_of.values())),
-                speeds=self._speeds_now(),
-                process_bytes=self._process_bytes_now(),
-                spent=self._spent_now(),
+                failing=self._failures.failing_nodes,
+                worker_nodes=tuple(reports.worker_nodes),
+                speeds=supply.speeds,
+                process_bytes=supply.process_bytes,
+                spent=supply.spent,
             )
 
     def note(self, event: RunEvent) -> None:
         """Add an event that no worker reports."""
-        with self._board:
-            self._events.append(event.reported(time.time(), HUB))
+        with self._changed:
+            self._events.waiting.append(event.reported(time.time(), HUB))
 
     # -- the workers -----------------------------------------------------------------------------------------------
 
     def begin_group(self) -> GroupStart:
         """Start a worker group; its totals begin at zero."""
-        with self._board:
-            if self._totals:
-                self._past.append((max(self._group.workers, 1), sum_of(self._totals)))
-            self._totals.clear()
-            self._node_of.clear()
-            self._group = GroupStatus()
+        with self._changed:
+            self._reports.begin_group()
             self._running = False
-            self._attempt += 1
-            rate = failures_per_s(self._failures, time.monotonic() - self._began_at, self._nodes)
+            self._attempts.begun += 1
             return GroupStart(
-                attempt=self._attempt, orders=self._orders, failures_per_s=rate, most_local=self._most_local
+                attempt=self._attempts.begun,
+                orders=self._orders,
+                failures_per_s=self._failures.per_s,
+                most_local=self._most_local,
             )
 
     def push(self, push: Push) -> Orders:
         """Record a rank's report; return the newest orders."""
-        with self._board:
-            self._totals[push.rank] = push.totals
-            self._node_of[push.rank] = push.node
+        with self._changed:
+            self._reports.add(push)
             if push.rank == 0:
-                self._epoch, self._step, self._samples = push.epoch, push.step, push.samples
-                self._group = push.group
                 # After a death, the others report until Ray Train ends them, but never train again.
-                self._running = push.group.workers > 0 and self._attempt > self._failed
-                self._metrics.update(push.metrics)
-            self._events.extend(push.events)
+                self._running = push.group.workers > 0 and self._attempts.begun > self._attempts.failed
+            self._events.waiting.extend(push.events)
             return self._orders
 
     def ready_to_end(self, attempt: int) -> None:
         """Note rank 0's report that all ranks of its group have committed and wait for their end."""
         with self._changed:
-            self._committed = attempt
+            self._attempts.committed = attempt
             self._changed.notify_all()
 
     def out_of_memory(self, rank: int, split: BatchSplit) -> bool:
         """Halve the limit of local batches: one did not fit into the device's memory. Return False if the limit cannot be halved
         further."""
-        with self._board:
+        with self._changed:
+            # Several ranks may report the same batch: the limit is half of what did not fit, not half of the last limit.
             most = min(split.local_batch_size // 2, self._most_local or split.local_batch_size)
             if most < 1:
                 return False
@@ -156,7 +235,7 @@ class Board:
                 local_batch_size=smaller.local_batch_size,
                 accum_steps=smaller.accum_steps,
             )
-            self._events.append(event.reported(time.time(), rank))
+            self._events.waiting.append(event.reported(time.time(), rank))
             self._most_local = most
             return True
 
@@ -169,7 +248,7 @@ class Board:
             return self._orders.workers if self._may_start() else 0
 
     def _may_start(self) -> bool:
-        return self._orders.workers > 0 and self._orders.failures_seen >= self._failures
+        return self._orders.workers > 0 and self._orders.failures_seen >= self._failures.count
 
     def workers_to_replace_with(self, timeout_s: float) -> int:
         """The number of workers that replace the present ones, once these are ready to end.
@@ -178,17 +257,18 @@ class Board:
         next workers have begun.
         """
         with self._changed:
-            if self._orders.end_of(self._attempt) != "resize":
+            if self._orders.end_of(self._attempts.begun) != "resize":
                 return 0
             self._changed.wait_for(self._may_be_replaced, timeout_s)
             if not self._may_be_replaced():
                 return 0
-            self._handed_over = self._attempt
+            self._attempts.handed_over = self._attempts.begun
             return self._orders.workers
 
     def _may_be_replaced(self) -> bool:
-        ready = self._orders.without_commit or self._committed == self._attempt
-        return ready and self._orders.workers > 0 and self._handed_over < self._attempt
+        attempts = self._attempts
+        ready = self._orders.without_commit or attempts.committed == attempts.begun
+        return ready and self._orders.workers > 0 and attempts.handed_over < attempts.begun
 
     def worker_failed(self, reason: str, ranks: Sequence[int] = ()) -> bool:
         """Note that processes of these ranks died. Without ranks, one died, and only its peers have noticed so far.
@@ -197,17 +277,8 @@ class Board:
         """
         self.note(WorkerLost(reason=reason))
         with self._changed:
-            self._failures += 1
-            self._running, self._failed = False, self._attempt
-            now = time.monotonic()
-            died_on = {self._node_of[rank] for rank in ranks if rank in self._node_of}
-            self._suspects = tuple(died_on if ranks else set(self._node_of.values()))
-            for node in died_on:
-                recent = [at for at in self._failed_at.get(node, []) if now - at < FORGET_S]
-                self._failed_at[node] = [*recent, now]
-            self._fruitless = 0 if self._step > self._furthest else self._fruitless + 1
-            self._furthest = max(self._furthest, self._step)
-            return self._fruitless < FRUITLESS
+            self._running, self._attempts.failed = False, self._attempts.begun
+            return self._failures.add(self._reports, ranks)
 
     def nodes_to_avoid(self) -> tuple[str, ...]:
         """The nodes that should hold no worker."""

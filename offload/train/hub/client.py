@@ -8,13 +8,11 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from offload.model.batch_split import BatchSplit
 from offload.pipeline.blocks.receiver import Pending
-from offload.pipeline.feed.feed import Feed
 from offload.pipeline.feed.passes import PassKey, PassRequest, Reach, Slice
 from offload.report.events import RunEvent
 from offload.report.run_tail import Tails
 from offload.train.cluster.connection import Asked
 from offload.train.hub.actor import Hub
-from offload.train.hub.board import Board
 from offload.train.messages import GroupStart, News, Orders, Push
 
 _P = ParamSpec("_P")
@@ -34,29 +32,29 @@ class HubClient:
 
     def publish(self, orders: Orders) -> None:
         """See :meth:`Board.publish`. Does not wait."""
-        self._start(Board.publish, orders)
+        self._start(Hub.publish, orders)
 
     def read(self, cursor: int) -> News:
         """See :meth:`Board.read`."""
-        return self._ask(Board.read, cursor)
+        return self._ask(Hub.read, cursor)
 
     def reshape(
         self, nodes: tuple[str, ...], stores: Mapping[str, float], timeout_s: float, number: int | None = None
     ) -> Pending[bool]:
         """See :meth:`Feed.reshape`."""
-        return self._start(Feed.reshape, nodes, stores, timeout_s, number)
+        return self._start(Hub.reshape, nodes, stores, timeout_s, number)
 
     def start_ahead(self, request: PassRequest, name: str, homes: Collection[str]) -> None:
         """See :meth:`Feed.start_ahead`. Does not wait."""
-        self._start(Feed.start_ahead, request, name, homes)
+        self._start(Hub.start_ahead, request, name, homes)
 
     def costs(self, name: str) -> list[tuple[float, float]]:
         """See :meth:`Feed.costs`."""
-        return self._ask(Feed.costs, name)
+        return self._ask(Hub.costs, name)
 
     def note(self, event: RunEvent) -> None:
         """See :meth:`Board.note`. Does not wait."""
-        self._start(Board.note, event)
+        self._start(Hub.note, event)
 
     def end_printing(self) -> None:
         """See :meth:`Hub.end_printing`."""
@@ -80,37 +78,37 @@ class HubClient:
 
     def push(self, push: Push) -> Orders:
         """See :meth:`Board.push`."""
-        return self._ask(Board.push, push)
+        return self._ask(Hub.push, push)
 
     def ready_to_end(self, attempt: int) -> None:
         """See :meth:`Board.ready_to_end`."""
-        self._ask(Board.ready_to_end, attempt)
+        self._ask(Hub.ready_to_end, attempt)
 
     def out_of_memory(self, rank: int, split: BatchSplit) -> bool:
         """See :meth:`Board.out_of_memory`."""
-        return self._ask(Board.out_of_memory, rank, split)
+        return self._ask(Hub.out_of_memory, rank, split)
 
     def open(self, key: PassKey, request: PassRequest, rank: int, node: str) -> int | None:
         """See :meth:`Feed.open`."""
-        return self._ask(Feed.open, key, request, rank, node)
+        return self._ask(Hub.open, key, request, rank, node)
 
-    def take(
+    def next_slices(
         self, key: PassKey, rank: int, want: int, reach: Reach, arrived: int, timeout_s: float | None = None
     ) -> Pending[tuple[list[Slice], bool]]:
-        """See :meth:`Feed.take`."""
-        return self._start(Feed.take, key, rank, want, reach, arrived, timeout_s)
+        """See :meth:`Feed.next_slices`."""
+        return self._start(Hub.next_slices, key, rank, want, reach, arrived, timeout_s)
 
     def arrived(self, key: PassKey, rank: int, reach: Reach, arrived: int) -> None:
         """See :meth:`Feed.arrived`. Does not wait."""
-        self._start(Feed.arrived, key, rank, reach, arrived)
+        self._start(Hub.arrived, key, rank, reach, arrived)
 
     def again(self, key: PassKey, rank: int, piece: Slice) -> None:
         """See :meth:`Feed.again`."""
-        self._ask(Feed.again, key, rank, piece)
+        self._ask(Hub.again, key, rank, piece)
 
     def sender(self, node: str) -> Pending[Any]:
         """See :meth:`Feed.sender`."""
-        return self._start(Feed.sender, node)
+        return self._start(Hub.sender, node)
 
     def blocks_through_ray(self, node: str, reason: str) -> None:
         """See :meth:`Hub.blocks_through_ray`. Does not wait."""
@@ -118,25 +116,25 @@ class HubClient:
 
     def leave(self, key: PassKey, rank: int) -> None:
         """See :meth:`Feed.leave`. Does not wait."""
-        self._start(Feed.leave, key, rank)
+        self._start(Hub.leave, key, rank)
 
     # -- Ray Train's controller ------------------------------------------------------------------------------------
 
     def workers_to_start(self, timeout_s: float) -> int:
         """See :meth:`Board.workers_to_start`."""
-        return self._ask(Board.workers_to_start, timeout_s)
+        return self._ask(Hub.workers_to_start, timeout_s)
 
     def workers_to_replace_with(self, timeout_s: float) -> int:
         """See :meth:`Board.workers_to_replace_with`."""
-        return self._ask(Board.workers_to_replace_with, timeout_s)
+        return self._ask(Hub.workers_to_replace_with, timeout_s)
 
     def worker_failed(self, reason: str, ranks: Sequence[int] = ()) -> bool:
         """See :meth:`Board.worker_failed`."""
-        return self._ask(Board.worker_failed, reason, ranks)
+        return self._ask(Hub.worker_failed, reason, ranks)
 
     def nodes_to_avoid(self) -> tuple[str, ...]:
         """See :meth:`Board.nodes_to_avoid`."""
-        return self._ask(Board.nodes_to_avoid)
+        return self._ask(Hub.nodes_to_avoid)
 
     # -- how a call travels ----------------------------------------------------------------------------------------
 

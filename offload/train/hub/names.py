@@ -32,8 +32,8 @@ def named_hub(run: str, start: Callable[..., Any], holdings: Holdings) -> tuple[
 
 def runs() -> list[str]:
     """The names of the runs that train on this cluster now."""
-    found = ray.util.list_named_actors(all_namespaces=True)
-    names = [each["name"] for each in found if each["namespace"] == NAMESPACE]
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    names = [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
     return sorted(name.removesuffix(HUB) for name in names if name.endswith(HUB))
 
 

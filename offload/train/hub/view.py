@@ -24,10 +24,10 @@ def reader_on(address: str, name: str | None) -> Iterator[RunReader]:
     Raises ConfigError if there is no such run, or several, or no such cluster. Its reads raise RunOverError after the run's end, unless
     this host sees the run directory.
     """
-    found = check_address(address)
-    if found == "local":  # would start a new cluster
+    cluster = check_address(address)
+    if cluster == "local":  # would start a new cluster
         raise _none(address)
-    with connected(found, runs=False):
+    with connected(cluster, runs=False):
         yield _reader(_chosen(runs(), name, address))
 
 
@@ -40,17 +40,17 @@ def _reader(run: str) -> RunReader:
     return RunReader(path, _look(hub, run, path))
 
 
-def _chosen(found: list[str], name: str | None, address: str) -> str:
-    if not found:
+def _chosen(running: list[str], name: str | None, address: str) -> str:
+    if not running:
         raise _none(address)
-    known = ", ".join(found)
-    if name is None and len(found) > 1:
+    known = ", ".join(running)
+    if name is None and len(running) > 1:
         raise ConfigError(
-            f"several runs train on the Ray cluster at {address!r}: {known}. Choose one: {argument('run', found[0])}."
+            f"several runs train on the Ray cluster at {address!r}: {known}. Choose one: {argument('run', running[0])}."
         )
-    if name is not None and name not in found:
+    if name is not None and name not in running:
         raise ConfigError(f"no run {name!r} trains on the Ray cluster at {address!r}, but {known}.")
-    return name or found[0]
+    return name or running[0]
 
 
 def _look(hub: HubClient, run: str, path: Path) -> Look:

@@ -53,7 +53,7 @@ def test_events_are_kept_until_the_driver_has_read_them() -> None:
     board.note(ReadyToResize(step=3))
     second = board.read(first.cursor)
     assert steps_of(second) == [3]
-    assert len(board._events) == 1, "what the driver has is forgotten"
+    assert len(board._events.waiting) == 1, "what the driver has is forgotten"
     assert board.read(second.cursor).events == ()
     board.note(ReadyToResize(step=4))
     assert steps_of(board.read(second.cursor)) == [4]

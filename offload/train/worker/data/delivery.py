@@ -10,7 +10,8 @@ import torch
 
 from offload.errors import RunError
 from offload.pipeline.blocks.memory import writable
-from offload.pipeline.blocks.tensors import map_tensors, moved, record_use
+from offload.pipeline.blocks.placement import DevicePlacement
+from offload.pipeline.blocks.tensors import map_tensors
 from offload.pipeline.blocks.whole_samples import is_nested
 from offload.pipeline.blocks.wire import (
     HIDDEN,
@@ -63,8 +64,8 @@ class Delivery:
         collate_fn: Callable[[list[Any]], Any] | None = None,
         on_device: Sequence[Callable[[Any], Any]] = (),
     ) -> None:
-        self._device, self._collate_fn, self._on_device = device, collate_fn, on_device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._collate_fn = collate_fn
+        self._placement = DevicePlacement(device if device.type == "cuda" else None, on_device)
 
     def deliver(self, cut: Cut) -> tuple[Any, Any]:
         """(the batch on the device, the event of its arrival there). The batch is a dict with the column ``sample_id``, or what
@@ -74,23 +75,19 @@ class Delivery:
         """
         if cut.pieces:
             visible = [{n: column for n, column in piece.items() if n not in HIDDEN} for piece in cut.pieces]
-            return self._moved({name: as_tensor(column) for name, column in self._joined(visible).items()})
+            return self._placement.place({name: as_tensor(column) for name, column in self._joined(visible).items()})
         batch = self._collated(list(cut.samples), cut.ids)
         if type(batch) is dict:
             _check_free(batch, cut.ids)
             # A copy, since collate_fn may return a sample itself, and fillers use samples again.
             batch = {**batch, SAMPLE_ID: torch.tensor(cut.ids, dtype=torch.int64)}
-        if self._stream is not None:
+        if self._placement.copies:
             batch = map_tensors(batch, lambda tensor: tensor if tensor.is_cuda else tensor.pin_memory())
-        return self._moved(batch)
+        return self._placement.place(batch)
 
     def arrived(self, batch: Any, event: Any) -> None:
         """Let the training stream wait for a batch, and keep its memory from serving another one before."""
-        if event is None:
-            return
-        current = torch.cuda.current_stream(self._device)
-        current.wait_event(event)
-        record_use(batch, self._device, current)
+        self._placement.hand_over(batch, event)
 
     def _collated(self, samples: list[Any], ids: Sequence[int]) -> Any:
         if self._collate_fn is None:
@@ -115,7 +112,7 @@ class Delivery:
                 joined[name] = [row for part in parts for row in part]
                 continue
             arrays = [p for p in parts if isinstance(p, np.ndarray)]
-            if len(arrays) == 1 and self._stream is None:
+            if len(arrays) == 1 and not self._placement.copies:
                 joined[name] = writable(arrays[0]) if _worth_a_view(arrays[0]) else arrays[0].copy()
                 continue
             other = next((i for i, a in enumerate(arrays) if a.shape[1:] != arrays[0].shape[1:]), None)
@@ -127,27 +124,10 @@ class Delivery:
                 joined[name] = [row for array in arrays for row in array]
                 continue
             shape = (sum(len(a) for a in arrays), *arrays[0].shape[1:])
-            pin = self._stream is not None and _is_numeric(arrays[0])
+            pin = self._placement.copies and _is_numeric(arrays[0])
             target = _pinned(shape, dtype) if pin else np.empty(shape, dtype)
             joined[name] = np.concatenate(arrays, out=target)
         return joined
-
-    def _moved(self, batch: Any) -> tuple[Any, Any]:
-        if self._stream is None:
-            return self._finished(batch), None
-        with torch.cuda.stream(self._stream):
-            finished = self._finished(moved(batch, self._device))
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(self._stream)
-        return finished, event
-
-    def _finished(self, batch: Any) -> Any:
-        if not self._on_device:
-            return batch
-        with torch.no_grad():
-            for step in self._on_device:
-                batch = step(batch)
-        return batch
 
 
 def _check_free(batch: dict[Any, Any], ids: Sequence[int]) -> None:

@@ -12,19 +12,17 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from offload.pipeline.blocks.fetching import AT_ONCE, BlockLostError
 from offload.pipeline.blocks.wire import Columns
 from offload.pipeline.feed.passes import PassKey, Reach, Slice
-from offload.train.worker.data.feed_client import BlockLostError, FeedClient
+from offload.train.worker.data.feed_client import FeedClient
 
 PREFETCH_BLOCKS = 2
 """The fetched slices that wait in a line for the cutting thread."""
 
-FAR_AT_ONCE = 4
-"""The slices of other nodes that are under way at a time, at most. A block that Ray carries is sent anew if it has not come after ten
-seconds, and a slow link then carries it twice. So there is one at first, and more while they come soon."""
-
 SOON_S, LONG_S = 1.0, 3.0
-"""The seconds of waiting for a slice that allow one more at a time, and those that halve their number."""
+"""The seconds of waiting for a slice that allow one more at a time, and those that halve their number. There is one at first: a block that
+Ray carries is sent anew if it has not come after ten seconds, and a slow link then carries it twice."""
 
 Piece = tuple[Columns, int]
 """The content of a slice, and its rows."""
@@ -39,7 +37,7 @@ class Fetcher:
         self._feed, self._key, self._rank = feed, key, rank
         self._closed = threading.Event()
         self._arrivals = _Arrivals(ordered)
-        lines: list[tuple[Reach, int]] = [("any", FAR_AT_ONCE)] if ordered else [("near", 1), ("far", FAR_AT_ONCE)]
+        lines: list[tuple[Reach, int]] = [("any", AT_ONCE)] if ordered else [("near", 1), ("far", AT_ONCE)]
         self._open = len(lines)
         self._changed = threading.Condition()
         self._ready: dict[Reach, deque[Piece]] = {reach: deque() for reach, _ in lines}
@@ -91,7 +89,7 @@ class Fetcher:
         while not self._closed.is_set():
             if len(coming) < most and not (over and not self._arrivals.lost):
                 want = most - len(coming)
-                slices, over = self._feed.take(self._key, self._rank, want, reach, arrived=came, wait=not coming)
+                slices, over = self._feed.next_slices(self._key, self._rank, want, reach, arrived=came, wait=not coming)
                 coming.extend((piece, self._feed.fetch(piece), waited_s) for piece in slices)
             if coming:
                 piece, columns, before_s = coming.popleft()

@@ -33,7 +33,7 @@ class Blocks:
             self.waiting[rank] = [Slice(None, first, min(first + BLOCK, count), 0) for first in starts]  # type: ignore[arg-type]
         self.left: set[int] = set()
 
-    def take(
+    def next_slices(
         self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, arrived: int = 0, wait: bool = True
     ) -> tuple[list[Slice], bool]:
         if reach == "far":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from itertools import count
 from typing import Any
 from unittest.mock import MagicMock
@@ -227,18 +226,18 @@ def test_a_batch_of_objects_moves_to_the_device(monkeypatch: pytest.MonkeyPatch,
         return graphs if bare else {"graphs": graphs}
 
     current, recorded = MagicMock(), list[Any]()
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
-    monkeypatch.setattr(torch.cuda, "Event", MagicMock())
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: current)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, to: recorded.append((tensor.device.type, to)))
     delivery = Delivery(torch.device("cpu"), collate_fn=collate)
-    delivery._device, delivery._stream = torch.device("meta"), MagicMock()  # as on a machine with a GPU
+    placement = delivery._placement
+    placement._device, placement._stream = torch.device("meta"), MagicMock()  # as on a machine with a GPU
     (cut,) = cut_all(Cutter(), [(whole(0, [[{"x": 1.0}], [{"x": 2.0}]]), 2)], 2)
     batch, event = delivery.deliver(cut)
     graphs = batch if bare else batch["graphs"]
     assert (graphs.x.device.type, graphs.x.shape) == ("meta", (2,))
     delivery.arrived(batch, event)
+    current.wait_event.assert_called_once_with(event)
     assert recorded == [("meta", current)] * (1 if bare else 2), "with the column sample_id"
 
 

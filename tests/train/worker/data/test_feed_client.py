@@ -86,7 +86,7 @@ class WaitingHub:
         self.told: list[int] = []
         self._requests = 0
 
-    def take(self, *request: Any) -> Answer:
+    def next_slices(self, *request: Any) -> Answer:
         self._requests += 1
         first = self._requests == 1
         return Answer([Slice(None, 0, 1, 0)] if first else [], done=first)  # type: ignore[arg-type]
@@ -100,7 +100,7 @@ def test_an_arrival_is_told_at_once_only_while_the_next_request_waits() -> None:
     feed = HubFeed(hub, DirectBlocks(hub))  # type: ignore[arg-type]
     feed.arrived(key, 0, "far", 0)
     assert hub.told == [], "there was no request yet: the next one tells it"
-    assert len(feed.take(key, 0, 1, "far", arrived=0)[0]) == 1
+    assert len(feed.next_slices(key, 0, 1, "far", arrived=0)[0]) == 1
     feed.arrived(key, 0, "far", 1)
     feed.arrived(key, 0, "near", 1)
     assert hub.told == [1]

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from offload.errors import RunError
+from offload.pipeline.blocks.fetching import AT_ONCE, BlockLostError
 from offload.pipeline.blocks.wire import Columns
 from offload.pipeline.feed.passes import PassKey, Reach, Slice
-from offload.train.worker.data.feed_client import BlockLostError
-from offload.train.worker.data.fetching import FAR_AT_ONCE, Fetcher, allowed
+from offload.train.worker.data.fetching import Fetcher, allowed
 
 KEY = PassKey(attempt=1, name="train", number=0)
 WAIT_S = 60.0
@@ -36,7 +36,7 @@ class Links:
         self.lost: set[int] = set()
         self.error: Exception | None = None
 
-    def take(
+    def next_slices(
         self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, arrived: int = 0, wait: bool = True
     ) -> tuple[list[Slice], bool]:
         with self.changed:
@@ -120,12 +120,12 @@ def test_an_ordered_pass_waits_for_the_link_and_keeps_it_busy() -> None:
 
 def test_a_slow_link_carries_one_slice_at_a_time_and_a_fast_one_several() -> None:
     """Ray sends anew what has not come after ten seconds: several at a time on a slow link would travel twice."""
-    slow = fast = FAR_AT_ONCE
+    slow = fast = AT_ONCE
     for _ in range(5):
-        slow, fast = allowed(slow, FAR_AT_ONCE, 8.0), allowed(fast, FAR_AT_ONCE, 0.2)
-        assert allowed(slow, FAR_AT_ONCE, 2.0) == slow
-    assert (slow, fast) == (1, FAR_AT_ONCE)
-    assert allowed(1, FAR_AT_ONCE, 0.2) == 2
+        slow, fast = allowed(slow, AT_ONCE, 8.0), allowed(fast, AT_ONCE, 0.2)
+        assert allowed(slow, AT_ONCE, 2.0) == slow
+    assert (slow, fast) == (1, AT_ONCE)
+    assert allowed(1, AT_ONCE, 0.2) == 2
 
 
 @pytest.mark.parametrize("ordered", [False, True])
