@@ -546,7 +546,7 @@ def test_a_preset_gets_what_the_data_set_returned(kind: str) -> None:
 def test_tensors_that_a_transform_makes_pil_images_of_travel_as_bytes() -> None:
     transform = v1.Compose([v1.ToPILImage(), v1.CenterCrop(32), v1.ToTensor()])
     check_same(TENSORS["colours"], transform)
-    assert split_transform(transform, given=True).cpu(TENSORS["colours"]).dtype == np.uint8
+    assert split_transform(transform, from_dataset=True).cpu(TENSORS["colours"]).dtype == np.uint8
 
 
 def test_clips_as_arrays_of_other_sources() -> None:

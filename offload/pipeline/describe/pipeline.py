@@ -48,7 +48,7 @@ CollateFn = Callable[[list[Any]], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class CachedAs:
-    """Samples that nodes keep: the name by which they find them, in this folder, and the data set that makes them."""
+    """The samples that nodes keep in this folder under this name, and the data set that makes them."""
 
     name: str
     folder: pathlib.Path
@@ -72,7 +72,7 @@ class Pipeline:
     sample_timeout_s: float | None = None
     notes: tuple[str, ...] = ()
     aside: bool = True
-    """Whether ``list`` may run on another thread: the user's code may be bound to the thread that made it."""
+    """Whether ``list`` may run on another thread. The user's code may be bound to the thread that made it."""
     caches: tuple[CacheSpec, ...] = ()
     """The caches of its sources, on each node."""
     kept: tuple[CachedAs, ...] = ()
@@ -84,7 +84,7 @@ class Pipeline:
     batch_size: int | None = None
     """The batch size of the torch DataLoader that described it; None for other descriptions."""
     drop_last: bool = False
-    """Whether passes over it as training data leave out their last batches, which are not full, unless the loop says otherwise."""
+    """Whether training passes leave out their last batches, which are not full, unless the loop says otherwise."""
 
     @property
     def yields(self) -> bool:
@@ -229,7 +229,7 @@ def from_torch(
             worker_init_fn=worker_init_fn,
         ),
         transform,
-        given=True,
+        from_dataset=True,
         per_sample=per_sample,
         collate_fn=collate_fn,
         on_device=on_device,
@@ -332,7 +332,7 @@ def webdataset(
     """
     sane = "a folder, name-{000..019}.tar, a URI, or a list of these"
     if isinstance(shards, list | tuple):
-        shards = [check_path(f"webdataset: shards[{i}]", each, sane=sane) for i, each in enumerate(shards)]
+        shards = [check_path(f"webdataset: shards[{i}]", shard, sane=sane) for i, shard in enumerate(shards)]
     else:
         check_path("webdataset: shards", shards, sane=sane)
     cached = parse_cache("webdataset: cache", cache)
@@ -408,7 +408,7 @@ def as_pipeline(name: str, value: object) -> Pipeline:
     module = type(value).__module__
     if module.startswith("ray.data"):
         return from_ray(value)  # type: ignore[arg-type]
-    if isinstance(value, list | tuple) and any(isinstance(each, Pipeline) for each in value):
+    if isinstance(value, list | tuple) and any(isinstance(item, Pipeline) for item in value):
         raise ConfigError(
             f"datasets[{name!r}] is a {type(value).__name__} of data sets. Join them: offload.mix({{'a': ..., 'b': ...}})."
         )
@@ -438,19 +438,24 @@ _TABLES = {
 
 
 def _rows_of_table(dataset: object) -> str | None:
-    """How to get at the rows of a table, whose items are columns; None if this is none."""
+    """An expression for the rows of a table, whose items are columns. None if this is no table."""
     tables = (base for base in type(dataset).__mro__ if base.__name__ in {"DataFrame", "Table"})
     return next((rows for base in tables if (rows := _TABLES.get(base.__module__.partition(".")[0]))), None)
 
 
-def _check_transform(transform: Any, given: str) -> None:
-    """Raise ConfigError if a transform cannot be called with one argument, or its class not constructed without any."""
+def _check_transform(transform: Any, argument: str) -> None:
+    """Raise ConfigError if a transform cannot be called with one argument, or its class not constructed without any.
+
+    ``argument``: what it is called with, in words.
+    """
     check_callable("transform", transform, sane="a function of a batch, or a class of such functions")
     name = getattr(transform, "__qualname__", type(transform).__name__)
     call = transform
     if isinstance(transform, type):
         if takes_one_image(transform):
-            raise ConfigError(f"the transform class {name} takes an image, not {given}. Pass an instance: {name}(...).")
+            raise ConfigError(
+                f"the transform class {name} takes an image, not {argument}. Pass an instance: {name}(...)."
+            )
         if (needed := _missing(transform)) is not None:
             raise ConfigError(
                 f"every node constructs the transform class {name} without arguments, and it {needed}. Pass "
@@ -463,12 +468,12 @@ def _check_transform(transform: Any, given: str) -> None:
         call = functools.partial(transform.__call__, None)
     if (needed := _missing(call, object())) is not None:
         raise ConfigError(
-            f"offload calls the transform {name} with one argument, {given} as a dict of columns, and it {needed}."
+            f"offload calls the transform {name} with one argument, {argument} as a dict of columns, and it {needed}."
         )
 
 
 def is_generator(transform: Any) -> bool:
-    """Whether the transform yields samples: a generator function, or an object or class with such a ``__call__``."""
+    """Return whether the transform yields samples: a generator function, or an object or class with such a ``__call__``."""
     if isinstance(transform, functools.partial):
         return is_generator(transform.func)
     kind = transform if isinstance(transform, type) else type(transform)
@@ -476,8 +481,10 @@ def is_generator(transform: Any) -> bool:
 
 
 def _missing(call: Any, *arguments: Any) -> str | None:
-    """The reason why ``call`` cannot take these arguments: ``misses a required argument: 'size'``. None if it can, or if that is
-    unknown."""
+    """The reason why ``call`` cannot take these arguments: ``misses a required argument: 'size'``.
+
+    None if it can take them, or if nobody knows.
+    """
     try:
         inspect.signature(call).bind(*arguments)
     except TypeError as error:
@@ -503,10 +510,12 @@ def build_pipeline(
     sample_timeout_s: float | None = None,
     decode: Decode = "exact",
     cache: CacheSpec | None = None,
-    given: bool = False,
+    from_dataset: bool = False,
 ) -> Pipeline:
-    """The pipeline of these arguments, as :func:`image_folder` describes them. ``given``: images come as a data set of torch returned
-    them. Raises ConfigError for invalid arguments."""
+    """The pipeline of these arguments, as :func:`image_folder` describes them.
+
+    ``from_dataset``: images come as a torch data set returned them. Raises ConfigError for invalid arguments.
+    """
     check_choice("on_error", on_error, ("raise", "skip"))
     check_choice("decode", decode, DECODE)
     check_flag("per_sample", per_sample)
@@ -528,9 +537,9 @@ def build_pipeline(
     if transform is None:
         kind = "none"
     elif is_image_transform(transform) and collate_fn is not None:
-        kind, transform = "image", unsplit_transform(transform, given=given)
+        kind, transform = "image", unsplit_transform(transform, from_dataset=from_dataset)
     elif is_image_transform(transform):
-        split = split_transform(transform, given=given)
+        split = split_transform(transform, from_dataset=from_dataset)
         kind, transform, notes = "image", split.cpu, (split.says,)
         finish = ((split.on_device,) if split.on_device is not None else ()) + finish
     elif is_generator(transform):
