@@ -44,11 +44,11 @@ class MapLineMachine(RuleBasedStateMachine):
         orders = self.tasks.pop(data.draw(st.integers(0, len(self.tasks) - 1)))
         ref = len(self.blocks)
         self.blocks[ref] = orders
-        self.line.made(orders, ref, node=node, size_bytes=10 * len(orders))
+        self.line.finish(orders, ref, node=node, size_bytes=10 * len(orders))
 
     @rule(want=st.integers(1, 6), loses=st.booleans())
     def takes(self, want: int, loses: bool) -> None:
-        places = self.line.take(self.start, want)
+        places = self.line.deliver(self.start, want)
         assert len(places) <= want
         for place in places:
             made = self.blocks[place.ref][place.item]
@@ -76,17 +76,17 @@ class MapLineMachine(RuleBasedStateMachine):
                 self.tasks.append(orders)
             while self.tasks:
                 self.makes_one()
-            places = self.line.take(self.start, 100)
+            places = self.line.deliver(self.start, 100)
             assert places
             self.start += len(places)
-        self.line.take(self.start, 1)
+        self.line.deliver(self.start, 1)
         assert self.line.held_bytes.total() == 0
 
     def makes_one(self) -> None:
         orders = self.tasks.pop()
         ref = len(self.blocks)
         self.blocks[ref] = orders
-        self.line.made(orders, ref, node="a", size_bytes=10 * len(orders))
+        self.line.finish(orders, ref, node="a", size_bytes=10 * len(orders))
 
 
 TestMapLine = MapLineMachine.TestCase
@@ -99,11 +99,11 @@ def test_the_workers_of_an_iterable_data_set_take_turns(shares: list[int], rng: 
     got: list[tuple[int, int]] = []
     ended: set[int] = set()
     while not line.over(len(got)):
-        for place in line.take(len(got), rng.randint(1, 3)):
+        for place in line.deliver(len(got), rng.randint(1, 3)):
             got.append((place.ref, place.item))
         worker = rng.randrange(len(shares))
         if left[worker]:
-            line.made(worker, BatchPlace(worker, shares[worker] - left[worker], "node"))
+            line.add(worker, BatchPlace(worker, shares[worker] - left[worker], "node"))
             left[worker] -= 1
         elif worker not in ended:
             ended.add(worker)

@@ -65,15 +65,15 @@ def test_what_a_process_holds_back_counts_in_the_end(processes: list[list[Printe
         passed = limit.admit(printed)
         held = limit.held_back()
         outlet.put(Printed(lines=tuple(passed), more=held.more, beyond=held.beyond))
-        shown += outlet.take()
+        shown += outlet.collect()
     total = Counter(line for printed in processes for line in printed)
-    told = {PrintedLine(line.stream, line.text.rpartition(": ")[2]): line.text for line in outlet.take(last=True)}
+    told = {PrintedLine(line.stream, line.text.rpartition(": ")[2]): line.text for line in outlet.collect(last=True)}
     for line, count in total.items():
         more = count - Counter(shown)[line]
         assert (line in told) == (more > 0)
         if more > 1:
             assert told[line] == f"… and {more:,} more lines like this: {line.text}"
-    assert outlet.take(last=True) == []
+    assert outlet.collect(last=True) == []
 
 
 def test_counts_come_once_a_minute_and_then_the_text_is_shown_again() -> None:
@@ -82,11 +82,11 @@ def test_counts_come_once_a_minute_and_then_the_text_is_shown_again() -> None:
     warning = PrintedLine("stderr", "Corrupt JPEG data")
     for _ in range(2):
         outlet.put(Printed(lines=(warning,) * 1200))
-        assert outlet.take() == [warning] * SAME
+        assert outlet.collect() == [warning] * SAME
         assert outlet.holds_back
         clock.now_s += TELL_S
         outlet.put(Printed())
-        assert outlet.take() == [
+        assert outlet.collect() == [
             PrintedLine("stderr", f"… and {1200 - SAME:,} more lines like this: Corrupt JPEG data"),
         ]
         assert not outlet.holds_back

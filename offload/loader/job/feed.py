@@ -189,7 +189,7 @@ class LoaderFeed:
             if stream not in self._streams:
                 return
             for worker in range(workers):
-                kept = self._resting.take(recipe.owner, worker, self._cores.nodes)
+                kept = self._resting.reuse(recipe.owner, worker, self._cores.nodes)
                 self._begin(opened, kept or self._new_reader(client, recipe.owner, worker))
             _end(self._resting.drop(lambda each: each.owner == recipe.owner))
 
@@ -215,17 +215,17 @@ class LoaderFeed:
                 )
             line = current.line
             self._changed.wait_for(
-                lambda: current.error or line.take(start, want) or line.over(start), timeout=TAKE_TIMEOUT_S
+                lambda: current.error or line.deliver(start, want) or line.over(start), timeout=TAKE_TIMEOUT_S
             )
             if current.error is not None:
-                return Taken([], 0, True, [], current.outlet.take(last=True), error=current.error)
-            places = line.take(start, want)
+                return Taken([], 0, True, [], current.outlet.collect(last=True), error=current.error)
+            places = line.deliver(start, want)
             if isinstance(current, _IterableStream):
                 for reader in current.readers.values():
                     self._read(current, reader)
             remarks, current.remarks = current.remarks, []
             over = line.over(start + len(places))
-            printed = current.outlet.take(last=over)
+            printed = current.outlet.collect(last=over)
             answer = Taken(places, self._lead(current), over, remarks, printed, current.outlet.holds_back)
         self._look()
         return answer
@@ -293,7 +293,7 @@ class LoaderFeed:
     def counted(self, stream: str) -> list[PrintedLine]:
         """How many lines were held back that the user's code has printed, in words."""
         current = self._streams.get(stream)
-        return [] if current is None else current.outlet.take(last=True)
+        return [] if current is None else current.outlet.collect(last=True)
 
     def sender(self, node: str) -> Any:
         """See :meth:`BlockSenders.of`."""
@@ -404,7 +404,7 @@ class LoaderFeed:
                 self._fail(stream, made)
                 return
             stream.measure(made, len(orders))
-            stream.line.made(orders, made.ref, node=made.node, size_bytes=made.cost.size_bytes)
+            stream.line.finish(orders, made.ref, node=made.node, size_bytes=made.cost.size_bytes)
             self._changed.notify_all()
 
     def _fail(self, stream: _Stream, error: BaseException) -> None:
@@ -499,7 +499,7 @@ class LoaderFeed:
         stream.measure(Block(ref=ref, cost=read.cost), read.batches)
         stream.most = max(stream.most, read.batches)
         for item in range(read.batches):
-            stream.line.made(reader.worker, BatchPlace(ref, item, reader.node))
+            stream.line.add(reader.worker, BatchPlace(ref, item, reader.node))
         if read.ended:
             stream.line.end(reader.worker)
             if not stream.fresh:  # the next iteration may follow at once

@@ -26,13 +26,13 @@ from offload.pipeline.work.watchdog import Nobody, Watch
 
 TASK_S = 0.1  # work of a task, beside which its own cost of a millisecond or two does not matter
 MOST_BATCHES = 64  # of a task
-KEPT_S = 30.0  # time for the next iteration to come: after as long a break, the start of processes does not matter
+KEPT_S = 30.0  # time for the next iteration to come. After such a break, the start of processes does not matter
 STUCK_S = 10.0  # time for the user's code of an ended iteration to end
 KEPT_PER_CORE = 4  # processes of all loaders that rest: one each for training, validation and test data, and one more
 
 
 class Read(NamedTuple):
-    """What a reader did: the number of batches that it made, whether they were the last, and their cost."""
+    """The result of a call: the number of batches made, whether they were the last, and their cost."""
 
     batches: int
     ended: bool
@@ -44,7 +44,7 @@ class IterableReader:
 
     def __init__(self, run: Any = None) -> None:
         keep_freed_memory()
-        gc.freeze()  # what this process has imported: the collections below need not look at it
+        gc.freeze()  # collections need not look at imported modules
         self._teller = Teller(run)
         self._watch = Watch(Nobody())
         self._packed: PackedRecipe | None = None
@@ -73,11 +73,12 @@ class IterableReader:
         samples, ended = 0, False
         cpu, wall = time.process_time(), time.perf_counter()
         while len(items) < MOST_BATCHES and (not items or time.perf_counter() - wall < TASK_S):
-            if (made := next(self._batches, None)) is None:
+            if (batch := next(self._batches, None)) is None:
                 ended = True
                 break
-            items.append(made[0])
-            samples += made[1]
+            packed, count = batch
+            items.append(packed)
+            samples += count
         block = FinishedBatches(tuple(items), samples)
         cost = Cost(
             rows=samples,
@@ -88,7 +89,7 @@ class IterableReader:
         return block, Read(len(items), ended, cost)
 
     def rest(self) -> bool:
-        """Forget the iteration. Return whether this process may serve another: not if each iteration leaves threads behind."""
+        """Forget the iteration. Return whether this process may serve another: not if iterations leave threads behind."""
         self._packed = self._batches = None
         gc.collect()
         threads = threading.active_count()
@@ -120,13 +121,18 @@ class ReadingProcess:
 
     @property
     def was_gone(self) -> bool:
-        """Whether a process that rested had ended before its present iteration began. Ask after an error that ends all its calls."""
+        """Whether a reused process was already gone when its present iteration began. Valid after an error that ends all its calls."""
         return self.kept and self.begun is not None and self.begun.exception() is not None
 
 
 @dataclass
 class _Rest:
-    """The rest of a reader. ``ready``: the user's code of its last iteration has ended."""
+    """The rest of a reader.
+
+    Args:
+        since: the time at which its last iteration ended.
+        ready: the user's code of that iteration has ended, too.
+    """
 
     since: float
     ready: bool = False
@@ -147,23 +153,25 @@ class Resting:
         self._rests[reader] = _Rest(now)
 
     def ready(self, reader: ReadingProcess, most: int) -> list[ReadingProcess]:
-        """Note that a reader could serve another iteration. Return the surplus: an older one in the same place, or the oldest if there are
-        more than ``most``. The readers of the same loader are no surplus."""
+        """Note that a reader could serve another iteration. Return the surplus readers, to be ended.
+
+        A surplus is an older reader of the same worker, and the oldest readers of other loaders if more than ``most`` are ready.
+        """
         if reader not in self._rests:
             return []
         rest = self._rests.pop(reader)
-        same = [each for each in self._ready() if (each.owner, each.worker) == (reader.owner, reader.worker)]
+        same = [other for other in self._ready() if (other.owner, other.worker) == (reader.owner, reader.worker)]
         self._rests[reader] = _Rest(rest.since, ready=True)
-        others = [each for each in self._ready() if each.owner != reader.owner]
+        of_others = [other for other in self._ready() if other.owner != reader.owner]
         over = max(len(self._ready()) - len(same) - most, 0)
-        return self._dropped([*same, *others[:over]])
+        return self._dropped([*same, *of_others[:over]])
 
     def awaited(self, owner: str) -> bool:
-        """Whether user's code still runs in a reader of this loader."""
-        return any(each.owner == owner and not rest.ready for each, rest in self._rests.items())
+        """Return whether the user's code still runs in a reader of this loader."""
+        return any(reader.owner == owner and not rest.ready for reader, rest in self._rests.items())
 
-    def take(self, owner: str, worker: int, nodes: Collection[str]) -> ReadingProcess | None:
-        """A reader that is ready, for an iteration of this loader; None if there is none on these nodes."""
+    def reuse(self, owner: str, worker: int, nodes: Collection[str]) -> ReadingProcess | None:
+        """End the rest of a reader of this loader's worker that is ready, and return it. None if there is none on these nodes."""
         for reader in self._ready():
             if (reader.owner, reader.worker) == (owner, worker) and reader.node in nodes:
                 del self._rests[reader]
@@ -175,8 +183,10 @@ class Resting:
         return self._dropped([reader for reader in self._rests if which(reader)])
 
     def late(self, now: float) -> list[ReadingProcess]:
-        """Forget those that have rested for long, or whose code does not end, and return them."""
-        return self.drop(lambda each: now - self._rests[each].since > (KEPT_S if self._rests[each].ready else STUCK_S))
+        """Forget the readers that have rested for long, or whose code does not end, and return them."""
+        return self.drop(
+            lambda reader: now - self._rests[reader].since > (KEPT_S if self._rests[reader].ready else STUCK_S)
+        )
 
     def _ready(self) -> list[ReadingProcess]:
         return [reader for reader, rest in self._rests.items() if rest.ready]

@@ -1,18 +1,18 @@
 """Pickles of what a program sends to other processes, and of what these send back.
 
-cloudpickle sends functions and classes of the script by value, with the globals that they use. It stops at objects that a forked process
-would have kept, or would have found under their names. Here, these travel, too:
+cloudpickle sends functions and classes of the script by value, with the globals that they use. It fails on some objects that a forked
+process would inherit, or find under their names. Here, these travel, too:
 
 * a module of any class, such as ``torch.backends.cudnn`` or one that loads lazily, by its name;
 * a constant without state that a module holds, such as ``dataclasses.MISSING``, by its name, so that ``is`` holds;
 * a class that its module holds under another path than its name says, such as a named tuple in the body of a class, by that path;
 * functions of the script with a cache, and other objects that pickle would look up in the script, by value;
 * an object that cannot be pickled and that an importable module holds, such as a library's console, by its name;
-* a memory map, by the name of its file: NumPy would pickle its content, and each process would keep a copy, where forked ones share it.
+* a memory map, by the name of its file: NumPy would pickle its content, so each process would hold a copy, where forked ones share it.
 
 A process that sends a class back names it, and the program finds its own class object.
 
-Where it stops: :mod:`offload.pipeline.work.unpicklable` says what of a value cannot travel.
+Where it stops: :mod:`offload.pipeline.work.unpicklable` names the part of a value that cannot travel.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def reduced(array: Any) -> Any:
 
 
 def _place(array: Any) -> _Place | None:
-    """What of which file the array maps; None if its content must travel. What a writable map holds need not be in the file."""
+    """Where the array lies in its file. None if its content must travel, as that of a writable map, which may differ from the file."""
     contiguous = array.flags.c_contiguous or array.flags.f_contiguous
     if array.nbytes < LARGE_BYTES or array.mode != "r" or not contiguous or not os.path.isfile(array.filename or ""):
         return None
@@ -82,8 +82,10 @@ _Rule = Callable[[Any], Any]
 
 
 def dumps(value: Any, classes: list[type] | None = None) -> bytes:
-    """The pickle of what a program sends, for :func:`loads`. ``classes`` gets the classes that it sends by value. Raises what pickling
-    raises for objects that cannot be sent."""
+    """Pickle an object that a program sends, for :func:`loads`. ``classes`` gets the classes that travel by value.
+
+    Raises what pickling raises for objects that cannot be sent.
+    """
     try:
         pickler, written = _dumped(value, Pickler)
     except Exception as error:  # the user's classes may raise anything
@@ -92,19 +94,19 @@ def dumps(value: Any, classes: list[type] | None = None) -> bytes:
         except Exception:
             raise error from None
     if classes is not None:
-        classes += [each for each in pickler.by_value if isinstance(each, type)]
+        classes += [sent for sent in pickler.by_value if isinstance(sent, type)]
     main = vars(sys.modules["__main__"])
-    named = ((each.__qualname__, each) for each in pickler.by_value)
-    script = {name: each for name, each in named if name in main and main[name] is each}
+    named = ((sent.__qualname__, sent) for sent in pickler.by_value)
+    script = {name: sent for name, sent in named if name in main and main[name] is sent}
     pickler.dump(script)  # type: ignore[no-untyped-call]  # a second pickle, which refers to the objects of the first
     return written.getvalue()
 
 
 def loads(content: Any) -> Any:
-    """What a program sent, in another process. Notes the classes that came with it.
+    """Load an object that a program sent, in another process, and note the classes that came with it.
 
-    This process's ``__main__`` then holds the script's functions and classes, so that these can pickle and load each other's instances by
-    name, as ``torch.save`` does.
+    Afterwards this process's ``__main__`` holds the script's functions and classes. They can then pickle and load each other's instances
+    by name, as ``torch.save`` does.
     """
     known = set(trackers._DYNAMIC_CLASS_TRACKER_BY_ID)
     unpickler = pickle.Unpickler(io.BytesIO(content))
@@ -115,12 +117,12 @@ def loads(content: Any) -> Any:
 
 
 def dumps_back(value: Any) -> bytes:
-    """The pickle of what a process sends on, or back. Raises what pickling raises for objects that cannot be sent."""
+    """Pickle an object that a process sends on, or back. Raises what pickling raises for objects that cannot be sent."""
     return _dumped(value, PicklerBack)[1].getvalue()
 
 
 def travels(value: object) -> bool:
-    """Whether ``value`` can be pickled."""
+    """Return whether ``value`` can be pickled."""
     try:
         dumps(value)
     except Exception:
@@ -136,7 +138,7 @@ def _dumped(value: Any, kind: Callable[..., Pickler]) -> tuple[Pickler, io.Bytes
 
 
 def is_by_value(name: str) -> bool:
-    """Whether functions and classes of this module travel by value, since other processes do not find the module."""
+    """Return whether functions and classes of this module travel by value, since other processes cannot import it."""
     if name not in sys.modules or name in ("__main__", "__mp_main__"):
         return True
     parts = name.split(".")
@@ -145,8 +147,10 @@ def is_by_value(name: str) -> bool:
 
 
 class Carried:
-    """The user's functions, which stay pickled on their way through Ray, whose own pickles hold less. Functions that share globals travel
-    in one, and share them there, too."""
+    """The user's functions, which stay pickled on their way through Ray, whose own pickles carry less.
+
+    Functions that share globals must travel in one object, to share them there, too.
+    """
 
     def __init__(self, value: Any) -> None:
         self._content = dumps(value)
@@ -203,10 +207,11 @@ class Pickler(cloudpickle.Pickler):
 
 
 class PicklerBack(Pickler):
-    """See :func:`dumps_back`. Classes of the script travel by the ids under which cloudpickle made them here, and a process that has them
-    finds its own. By value, each batch would replace the attributes of such a class by copies.
+    """See :func:`dumps_back`. It sends classes of the script by cloudpickle's ids, by which a process finds its own class objects.
 
-    ``home``: to the process that has sent them, so that their content need not travel.
+    If they travelled by value, each batch would replace the attributes of such a class by copies.
+
+    ``home``: the pickle goes to the process that has sent the classes, so their content need not travel.
     """
 
     def __init__(
@@ -260,7 +265,7 @@ def _module(module: types.ModuleType) -> Any:
     """Reduce a module of a class of its own."""
     name = _attributes(module).get("__name__")
     if not isinstance(name, str) or sys.modules.get(name) is not module:
-        name = next((each for each, found in list(sys.modules.items()) if found is module), name)
+        name = next((key for key, loaded in list(sys.modules.items()) if loaded is module), name)
     if not isinstance(name, str):
         return NotImplemented
     if sys.modules.get(name) is module:
@@ -279,8 +284,10 @@ def _importable() -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _held_by_modules() -> Iterator[tuple[Any, Place]]:
-    """The objects that importable modules hold under public names, other than classes, functions, modules and plain data. What they hold
-    under private names may come at a first use."""
+    """The objects that importable modules hold under public names, except classes, functions, modules and plain data.
+
+    Private names are left out: a module may set them only at a first use.
+    """
     plain = (type, types.FunctionType, int, float, str, bytes, tuple, list, dict, set, type(None))
     for name, attributes in _importable():
         for attribute, value in attributes.items():
@@ -296,7 +303,7 @@ def _held_by_modules() -> Iterator[tuple[Any, Place]]:
 
 
 def _constants(kind: type) -> _Rule:
-    """The rule for objects of a class: those without state that the module of the class holds travel by their names."""
+    """The rule for objects of a class. Those without state travel by name if the module of the class holds them."""
     if kind in cloudpickle.Pickler.dispatch_table:  # it has a reducer of its own
         return _as_usual
     if kind is object:
@@ -324,7 +331,7 @@ def _by_name(places: Mapping[int, Place]) -> _Rule:
         if place is None or not _is_without_state(obj):
             return NotImplemented
         module, name = place
-        # The module may hold another object meanwhile.
+        # The module may hold another object by now.
         return (_attribute, place) if _attributes(sys.modules.get(module)).get(name) is obj else NotImplemented
 
     return reduce
@@ -351,11 +358,11 @@ def _attribute(module: str, path: str) -> Any:
 
 
 def _held(module: str, path: str, kind: str) -> Any:
-    """What a module holds here, in the place of an object of the program that cannot be pickled."""
+    """The object that a module holds here, in place of the program's own, which cannot be pickled. Raises RunError if there is none."""
     with contextlib.suppress(AttributeError):
-        found = _attribute(module, path)
-        if type(found).__name__ == kind:
-            return found
+        held = _attribute(module, path)
+        if type(held).__name__ == kind:
+            return held
     raise RunError(
         f"{module}.{path} is a {kind} in the program, which cannot be pickled, and it is not here: the program has set it after the "
         "import. Set it within the function that uses it."
@@ -366,20 +373,20 @@ def _held(module: str, path: str, kind: str) -> Any:
 
 _of_the_script: set[str] = set()  # names in this process's __main__
 _received: set[str] = set()  # cloudpickle's ids of the classes that came from a program
-_contents: weakref.WeakKeyDictionary[type, bytes | None] = (
-    weakref.WeakKeyDictionary()
-)  # the classes that were sent back, pickled
+_contents: weakref.WeakKeyDictionary[type, bytes | None] = weakref.WeakKeyDictionary()  # pickles of classes sent back
 _places: weakref.WeakKeyDictionary[type, Place | None] = weakref.WeakKeyDictionary()  # those looked for so far
 
 
 def _makes_a_class(reduced: Any) -> bool:
-    """Whether cloudpickle would send a class by value."""
+    """Return whether cloudpickle would send a class by value."""
     return isinstance(reduced, tuple) and len(reduced) == 6
 
 
 def _complete(kind: type, reduced: Any) -> None:
-    """Let a class have its path and its slots where cloudpickle makes it anew. Without slots, its instances there have a dict, and those of
-    the program's own class have none."""
+    """Add a class's path and slots to what cloudpickle sends, so that the class made from it has them, too.
+
+    Without slots, its instances would have a dict, which those of the program's own class do not have.
+    """
     if isinstance(kind, enum.EnumMeta):
         return
     made_of, attributes = reduced[1][3], reduced[2][0]
@@ -392,14 +399,14 @@ def _complete(kind: type, reduced: Any) -> None:
 
 
 def _place_of(kind: type) -> Place | None:
-    """Where an importable module holds a class that it does not hold under its name."""
+    """Where an importable module holds a class under another path than its name. None if none does."""
     own = sys.modules.get(kind.__module__)
     if own is not None and is_by_value(kind.__module__):
         return None
     if kind not in _places:
-        found = None if own is None else _path_to(kind, _attributes(own), kind.__module__)
-        if found is not None:
-            _places[kind] = kind.__module__, found
+        path = None if own is None else _path_to(kind, _attributes(own), kind.__module__)
+        if path is not None:
+            _places[kind] = kind.__module__, path
         else:
             for module, attributes in _importable():
                 name = next((name for name, value in attributes.items() if value is kind), None)
@@ -411,7 +418,7 @@ def _place_of(kind: type) -> Place | None:
 
 
 def _path_to(kind: type, attributes: Mapping[str, Any], module: str, seen: frozenset[type] = frozenset()) -> str | None:
-    """The path to a class among these attributes, and those of the module's classes among them."""
+    """The path to a class among these attributes, and among those of the module's classes in them."""
     inner = []
     for name, value in attributes.items():
         if value is kind:
@@ -426,7 +433,7 @@ def _path_to(kind: type, attributes: Mapping[str, Any], module: str, seen: froze
 
 
 def _content_of(kind: type) -> bytes | None:
-    """The pickle of a class; None if it uses something that cannot be pickled, such as a file that a process has opened."""
+    """The pickle of a class. None if it uses something that cannot be pickled, such as an open file."""
     if kind not in _contents:
         try:
             _contents[kind] = dumps(kind)
@@ -436,7 +443,7 @@ def _content_of(kind: type) -> bytes | None:
 
 
 def _put_into_main(script: Mapping[str, Any]) -> None:
-    """Let this process's ``__main__`` hold what a script's holds. It keeps what it has of its own."""
+    """Give this process's ``__main__`` the script's functions and classes. Names that it has of its own stay."""
     main = sys.modules["__main__"]
     for name, value in script.items():
         if name in _of_the_script or not hasattr(main, name):
@@ -445,7 +452,7 @@ def _put_into_main(script: Mapping[str, Any]) -> None:
 
 
 def _own_class(tracker_id: str, name: str, content: bytes | None) -> Any:
-    """This process's own class with an id of cloudpickle's, or the class that ``content`` pickles."""
+    """This process's own class with this id of cloudpickle's, or else the class that ``content`` pickles."""
     known = trackers._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker_id)
     if known is None and content is None:
         raise pickle.UnpicklingError(f"the class {name} cannot be pickled, and this process does not have it")
@@ -456,7 +463,7 @@ def _own_class(tracker_id: str, name: str, content: bytes | None) -> Any:
 
 
 def _unless_found(reduce: _Rule) -> _Rule:
-    """The rule for objects that pickle takes by name, which processes do not find if a script holds them."""
+    """Make a rule for objects that pickle sends by name: ``reduce`` them if only the script holds that name."""
 
     def rule(obj: Any) -> Any:
         module, path = getattr(obj, "__module__", None), getattr(obj, "__qualname__", obj.__name__)
@@ -491,20 +498,20 @@ def _fill_cache(cache: Any, state: tuple[Any, dict[str, Any]]) -> None:
     cache.__dict__.update(attributes)
 
 
-def _cached_property(found: Any) -> Any:
-    return functools.cached_property, (found.func,), {"attrname": found.attrname}
+def _cached_property(prop: Any) -> Any:
+    return functools.cached_property, (prop.func,), {"attrname": prop.attrname}
 
 
-def _new_type(found: Any) -> Any:
-    return typing.NewType, (found.__name__, found.__supertype__), dict(vars(found))
+def _new_type(kind: Any) -> Any:
+    return typing.NewType, (kind.__name__, kind.__supertype__), dict(vars(kind))
 
 
-def _param_spec(found: Any) -> Any:
-    return typing.ParamSpec, (found.__name__,)
+def _param_spec(spec: Any) -> Any:
+    return typing.ParamSpec, (spec.__name__,)
 
 
-def _weak(found: Any) -> Any:
-    return type(found), (), None, None, iter(list(found.items()))
+def _weak(mapping: Any) -> Any:
+    return type(mapping), (), None, None, iter(list(mapping.items()))
 
 
 _RULES: dict[type, _Rule] = {
@@ -512,7 +519,7 @@ _RULES: dict[type, _Rule] = {
     functools.cached_property: _cached_property,  # it holds a lock, in Python 3.11
     typing.NewType: _unless_found(_new_type),
     typing.ParamSpec: _unless_found(_param_spec),
-    weakref.WeakKeyDictionary: _weak,  # of functools.singledispatch
+    weakref.WeakKeyDictionary: _weak,  # functools.singledispatch uses one
     weakref.WeakValueDictionary: _weak,
 }
 
@@ -537,5 +544,5 @@ def _loaded(content: bytes) -> Any:
     import torch
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch would rather have programs exported
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch advises to export programs instead
         return torch.jit.load(io.BytesIO(content))  # type: ignore[no-untyped-call]

@@ -124,7 +124,7 @@ class Hub(Feed, Board):
             self._pass_on(last=True)
 
     def _pass_on(self, *, last: bool = False) -> None:
-        for line in self._outlet.take(last=last):
+        for line in self._outlet.collect(last=last):
             self.note("printed", stream=line.stream, text=line.text)
 
     def given_up(self, node: str, what: str, seconds: float) -> None:
