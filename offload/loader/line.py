@@ -109,7 +109,10 @@ class MapLine:
 
 
 class IterableLine:
-    """The batches of an iteration over an iterable data set, from its workers in turn, as in torch. A worker that has ended loses its turn."""
+    """The batches of an iteration over an iterable data set, from its workers in turn, as in torch.
+
+    A worker that has ended loses its turn.
+    """
 
     def __init__(self, workers: int) -> None:
         self._queues: list[deque[BatchPlace]] = [deque() for _ in range(workers)]

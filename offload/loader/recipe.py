@@ -112,7 +112,7 @@ class MapRecipe:
 
     def process(self, rows: Sequence[BatchOrder], *, epoch: int, scratch: Scratch, watch: Watch) -> FinishedBatches:
         """Make these batches."""
-        self.folder.enter()  # another loader's program may run in another folder
+        self.folder.enter()  # loaders of one program may have begun in different folders
         packed = []
         before = [] if self.num_workers else self.stored.look(self.dataset)
         for order in rows:

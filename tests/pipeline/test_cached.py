@@ -17,7 +17,8 @@ from offload.errors import ConfigError, RunError
 from offload.pipeline.cache import accounts
 from offload.pipeline.describe.cached import cached, check_names
 from offload.pipeline.describe.combine import mix, weighted
-from offload.pipeline.describe.pipeline import Pipeline, from_torch, image_folder, parquet, webdataset
+from offload.pipeline.describe.pipeline import Pipeline
+from offload.pipeline.describe.sources import from_torch, image_folder, parquet, webdataset
 from offload.pipeline.work.watchdog import SampleTimeoutError
 from tests.helpers import write_jpegs
 from tests.pipeline.index_pass import a_pass, stream_of

@@ -24,7 +24,7 @@ from torchvision.transforms import v2
 from offload.errors import ConfigError, RunError
 from offload.pipeline.blocks import whole_samples, wire
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
-from offload.pipeline.describe.pipeline import from_torch, image_folder
+from offload.pipeline.describe.sources import from_torch, image_folder
 from offload.pipeline.images.split import SplitTransform, is_image_transform, split_transform
 from offload.pipeline.work.processing import process
 from offload.transforms import GaussianBlur

@@ -99,7 +99,7 @@ class EpochProgress:
         Args:
             trail: the checksums of the batches that the sampler has drawn again.
             random: whether it drew them from random generators of the state.
-            rank: this process's rank. In a state of another rank, the order was another, which is only right without random numbers.
+            rank: this process's rank. If the state is another rank's, the orders differ, which is fine only without random numbers.
 
         Raises ConfigError if it is another order.
         """

@@ -13,7 +13,8 @@ from ray import cloudpickle
 
 from offload.errors import ConfigError
 from offload.model.checks import check_count, check_mapping, check_number, check_text, shown
-from offload.pipeline.describe.pipeline import Pipeline, as_pipeline
+from offload.pipeline.describe.pipeline import Pipeline
+from offload.pipeline.describe.sources import as_pipeline
 from offload.pipeline.index.mixed import MixedIndex, mixed_index
 from offload.pipeline.index.source import Index, Tell, silent
 from offload.pipeline.order.shuffling import Draws

@@ -26,7 +26,8 @@ from torch.utils.data import (
 
 from offload.errors import ConfigError
 from offload.pipeline.describe.combine import weighted
-from offload.pipeline.describe.pipeline import Pipeline, as_pipeline, from_torch
+from offload.pipeline.describe.pipeline import Pipeline
+from offload.pipeline.describe.sources import as_pipeline, from_torch
 
 _KNOWN: tuple[type[Sampler[Any]], ...] = (
     SequentialSampler,
@@ -38,7 +39,7 @@ _KNOWN: tuple[type[Sampler[Any]], ...] = (
 
 
 def described(name: str, value: object) -> Pipeline:
-    """The pipeline of ``datasets={name: value}``: a DataLoader's, or what :func:`offload.pipeline.describe.pipeline.as_pipeline` gives.
+    """The pipeline of ``datasets={name: value}``: a DataLoader's, or what :func:`offload.pipeline.describe.sources.as_pipeline` gives.
 
     Raises ConfigError for a value that describes no data set, or a loader whose order the run cannot follow.
     """

@@ -83,7 +83,7 @@ class Normalize:
         return {**batch, self.column: torch.addcmul(bias, images.to(torch.float32), gain).to(dtype)}
 
     def _is_channels_first(self, shape: Sequence[int]) -> bool:
-        """Guess the layout: NCHW if only the second dimension can be channels. Raises ValueError if neither can."""
+        """Guess the layout: NCHW if only the second dimension looks like channels. Raises ValueError if none fits the mean."""
         channels = len(self.mean)
         if channels > 1 and channels not in (shape[1], shape[3]):
             raise ValueError(f"mean and std have {channels} channels; images of shape {tuple(shape)} do not")
