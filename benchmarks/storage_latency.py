@@ -160,9 +160,9 @@ def _own_rows(place: Path, server: Server, images: int) -> dict[str, Callable[[]
 
     def task(pipeline: Pipeline, **how: Any) -> int:
         """The samples of a task, as offload sizes it."""
-        accounts.taken()
+        accounts.collect()
         _rate(pipeline, WARM_UP, task=WARM_UP, **how)
-        return BATCH * max(1, int(rate * task_s(1, accounts.taken().first_wait_s / 2) / BATCH))
+        return BATCH * max(1, int(rate * task_s(1, accounts.collect().first_wait_s / 2) / BATCH))
 
     def row(pipeline: Pipeline, samples: int = images, **how: Any) -> Callable[[], float]:
         return lambda: _rate(pipeline, samples, task=task(pipeline, **how), **how)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from offload.loader.stats import LoaderStats
     from offload.pipeline.describe.cached import cached
     from offload.pipeline.describe.combine import mix, weighted
-    from offload.pipeline.describe.pipeline import Pipeline, from_ray, from_torch, image_folder, parquet, webdataset
+    from offload.pipeline.describe.pipeline import Pipeline
+    from offload.pipeline.describe.sources import from_ray, from_torch, image_folder, parquet, webdataset
     from offload.pipeline.images.on_device import Normalize
     from offload.train.callback import Callback
     from offload.train.config import Adaptation, BatchSize, Checkpoints, Cluster
@@ -44,12 +45,12 @@ _HOMES = {
     "RunError": "offload.errors",
     "Trainer": "offload.train.driver.trainer",
     "cached": "offload.pipeline.describe.cached",
-    "from_ray": "offload.pipeline.describe.pipeline",
-    "from_torch": "offload.pipeline.describe.pipeline",
-    "image_folder": "offload.pipeline.describe.pipeline",
+    "from_ray": "offload.pipeline.describe.sources",
+    "from_torch": "offload.pipeline.describe.sources",
+    "image_folder": "offload.pipeline.describe.sources",
     "mix": "offload.pipeline.describe.combine",
-    "parquet": "offload.pipeline.describe.pipeline",
-    "webdataset": "offload.pipeline.describe.pipeline",
+    "parquet": "offload.pipeline.describe.sources",
+    "webdataset": "offload.pipeline.describe.sources",
     "weighted": "offload.pipeline.describe.combine",
 }
 

@@ -28,7 +28,7 @@ from offload.model.checks import shown
 
 GENERATOR = "torch.Generator"  # that of a loader that has one
 
-# What an error says of each argument, in the order in which they are compared: the first that differs usually makes others differ.
+# The words of an error for each argument, in the order of comparison: the first that differs usually makes others differ, too.
 _SAID = {
     "dataset": "{}",
     "world_size": "{} ranks",
@@ -47,35 +47,35 @@ _SAID = {
     "generator": "generator={}",
     "seed": "seed={}",
 }
-_OF_A_RANK = {"replica", "length", "batches"}  # what differs between the ranks of one job
-_MAY_BE_NONE = {"batch_size", "seed", "generator"}  # None is a value of its own; elsewhere it means that nobody tells
+_OF_A_RANK = {"replica", "length", "batches"}  # these differ between the ranks of one job
+_MAY_BE_NONE = {"batch_size", "seed", "generator"}  # here None is a value, elsewhere it means unknown
 _HINTS = {"RandomSampler": " (shuffle=True)", "SequentialSampler": " (shuffle=False)"}
 _TORCHS = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 _LISTS = (list, tuple, range, np.ndarray, torch.Tensor)
 
 
 def samplers_of(*outermost: Any) -> list[Any]:
-    """These samplers and those from which they draw, each before its own."""
-    found: list[Any] = []
+    """These samplers and those from which they draw, each before its sources."""
+    samplers: list[Any] = []
     todo = list(outermost)
     while todo:
-        each = todo.pop(0)
-        if each is not None and not any(each is other for other in found):
-            found.append(each)
-            todo += [getattr(each, "sampler", None), getattr(each, "batch_sampler", None)]
-    return found
+        sampler = todo.pop(0)
+        if sampler is not None and not any(sampler is other for other in samplers):
+            samplers.append(sampler)
+            todo += [getattr(sampler, "sampler", None), getattr(sampler, "batch_sampler", None)]
+    return samplers
 
 
 def arguments_of(loader: torch.utils.data.DataLoader[Any], job: Ranks) -> dict[str, Any]:
     """The arguments of a loader that decide which batches an epoch has, as plain data."""
-    found = {
+    arguments = {
         "rank": job.rank,
         "world_size": job.world_size,
         "generator": None if loader.generator is None else GENERATOR,
         "seed": getattr(loader, "seed", None),
     }
     if isinstance(loader.dataset, IterableDataset):
-        found |= {
+        arguments |= {
             "dataset": "an iterable data set",
             "num_workers": loader.num_workers,
             "batch_size": loader.batch_size,
@@ -83,22 +83,22 @@ def arguments_of(loader: torch.utils.data.DataLoader[Any], job: Ranks) -> dict[s
             "length": _length(loader.dataset),
         }
     else:
-        found |= {"dataset": "a map-style data set", "batch_size": None, **_order_of(loader)}
-    return {name: _plain(value) for name, value in found.items() if value is not None or name in _MAY_BE_NONE}
+        arguments |= {"dataset": "a map-style data set", "batch_size": None, **_order_of(loader)}
+    return {name: _plain(value) for name, value in arguments.items() if value is not None or name in _MAY_BE_NONE}
 
 
 def _order_of(loader: torch.utils.data.DataLoader[Any]) -> dict[str, Any]:
-    """What decides the order of a map-style data set."""
-    found: dict[str, Any] = {}
+    """The arguments that decide the order of a map-style data set."""
+    arguments: dict[str, Any] = {}
     names = []
     samplers = samplers_of(loader._index_sampler)
     for sampler in samplers:
         if type(sampler) is BatchSampler:
-            found |= {"batch_size": sampler.batch_size, "drop_last": sampler.drop_last}
+            arguments |= {"batch_size": sampler.batch_size, "drop_last": sampler.drop_last}
         else:
             names.append("list" if type(sampler) in _LISTS else type(sampler).__qualname__)
         if isinstance(sampler, DistributedSampler):
-            found |= {
+            arguments |= {
                 "num_replicas": sampler.num_replicas,
                 "replica": sampler.rank,
                 "shuffle": sampler.shuffle,
@@ -106,60 +106,59 @@ def _order_of(loader: torch.utils.data.DataLoader[Any]) -> dict[str, Any]:
                 "sampler_drop_last": sampler.drop_last,
             }
         if isinstance(sampler, RandomSampler):
-            found["replacement"] = sampler.replacement
+            arguments["replacement"] = sampler.replacement
     last = samplers[-1]
     if type(last) in _LISTS:
-        found["batches" if last is loader.batch_sampler else "length"] = _length(last)
+        arguments["batches" if last is loader.batch_sampler else "length"] = _length(last)
     else:
-        found["length"] = _length(last if type(last) in _TORCHS else loader.dataset)
-    return {**found, "sampler": names}
+        arguments["length"] = _length(last if type(last) in _TORCHS else loader.dataset)
+    return {**arguments, "sampler": names}
 
 
-def check_same(taken: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Compare the arguments with which a state was taken with those of the loader that resumes.
+def check_same(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Compare the arguments saved in a state with those of the loader that resumes.
 
-    Raises ConfigError for the first one that differs. What one of them does not tell is not compared.
+    Raises ConfigError for the first one that differs. An argument that one of them lacks is not compared.
     """
-    one_rank = taken.get("rank", now["rank"]) == now["rank"]
+    one_rank = saved.get("rank", now["rank"]) == now["rank"]
     for name, said in _SAID.items():
-        if name not in taken or name not in now or (name in _OF_A_RANK and not one_rank):
+        if name not in saved or name not in now or (name in _OF_A_RANK and not one_rank):
             continue
-        if taken[name] != now[name]:
-            before, after = (said.format(_shown(each[name])) for each in (taken, now))
+        if saved[name] != now[name]:
+            before, after = (said.format(_shown(arguments[name])) for arguments in (saved, now))
             raise ConfigError(
                 f"the state of the DataLoader was taken in an epoch with {before}, and this loader has {after}: the rest of that epoch "
                 f"would repeat samples or leave some out. Resume with {before}, or load no state and begin the epoch anew. A state that is "
                 "taken between two epochs allows other arguments."
             )
-    if (
-        not one_rank and "num_workers" in now and now["seed"] is None
-    ):  # nobody sees whether an iterable data set takes random numbers
-        raise other_rank(taken["rank"], now["rank"])
+    # Nobody can see whether an iterable data set draws random numbers, so assume that it does.
+    if not one_rank and "num_workers" in now and now["seed"] is None:
+        raise other_rank(saved["rank"], now["rank"])
 
 
-def other_rank(taken: int, now: int) -> ConfigError:
+def other_rank(saved: int, now: int) -> ConfigError:
     """The error for a state of another rank, whose random numbers decide the order."""
     return ConfigError(
-        f"the state of the DataLoader was taken at rank {taken}, and this is rank {now}, whose random numbers it does not hold: this rank "
+        f"the state of the DataLoader was taken at rank {saved}, and this is rank {now}, whose random numbers it does not hold: this rank "
         "would repeat samples or leave some out. Save and load the state of every rank, use a DistributedSampler, or pass seed= for an "
         "iterable data set."
     )
 
 
 def _plain(value: Any) -> Any:
-    """A number of NumPy as Python's, which JSON holds."""
+    """The value, as a Python number if it is one of NumPy's, for JSON."""
     return value.item() if isinstance(value, np.generic) else value
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, list):
-        return " over a ".join(f"{each}{_HINTS.get(each, '')}" for each in value)
+        return " over a ".join(f"{name}{_HINTS.get(name, '')}" for name in value)
     return value if isinstance(value, str) else shown(value) if value is not None else "None"
 
 
-def _length(what: Any) -> int | None:
-    """The number of samples, if it is told."""
+def _length(source: Any) -> int | None:
+    """The number of samples. None if ``source`` does not tell it."""
     try:
-        return len(what)
+        return len(source)
     except Exception:  # the user's method may raise anything
         return None

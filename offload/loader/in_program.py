@@ -37,8 +37,12 @@ _NOTHING = object()
 
 
 class InProgram:
-    """The iterator. ``aside``: the generators from which the data set draws; None: the program's. ``progress``: it begins after as many
-    batches."""
+    """The iterator.
+
+    Args:
+        aside: the generators from which the data set draws. None: the program's own.
+        progress: the place in the epoch. The iteration begins after its batches.
+    """
 
     def __init__(
         self,
@@ -53,7 +57,7 @@ class InProgram:
         self._drawing = contextlib.nullcontext if aside is None else aside.used
         self._finish, self._progress, self._clock = finish, progress, clock
         self._skip = progress.batches
-        self._told = [0]  # the number of the newest batch's samples
+        self._newest = [0]  # the number of the newest batch's samples
         self._made = 0
         self._sample_bytes = 0.0
         self._meter = Meter(lambda: {"": 1})
@@ -62,7 +66,9 @@ class InProgram:
         # torch's iterator does not tell the number of a batch's samples.
         fetcher = batches._dataset_fetcher
         # It must not refer to this iterator: the data set's own ends with the last reference.
-        fetcher.collate_fn = functools.partial(_collated, fetcher.collate_fn, loader.batch_size is not None, self._told)
+        fetcher.collate_fn = functools.partial(
+            _collated, fetcher.collate_fn, loader.batch_size is not None, self._newest
+        )
         self._batches: Iterator[Any] = batches
 
     def __iter__(self) -> InProgram:
@@ -85,11 +91,11 @@ class InProgram:
             self.measure()
             raise StopIteration
         self._progress.batches += 1
-        self._clock.count(self._told[0])
+        self._clock.count(self._newest[0])
         return batch
 
     def _skip_read(self) -> None:
-        """Leave out the batches that the program had got before. Raises ConfigError if there are fewer."""
+        """Skip the batches that the program has had before. Raises ConfigError if there are fewer."""
         for number in range(self._skip):
             batch = None
             with contextlib.suppress(Exception):  # it has been raised before
@@ -109,7 +115,7 @@ class InProgram:
     def with_samples(self) -> Iterator[tuple[Any, int]]:
         """Each batch with the number of its samples."""
         for batch in self:
-            yield batch, self._told[0]
+            yield batch, self._newest[0]
 
     def costs(self) -> list[tuple[float, float]]:
         """Core-seconds and bytes per sample of recent batches."""
@@ -127,18 +133,19 @@ class InProgram:
         # Sizes hardly change, and a batch may hold many small things: measure the first, second, fourth, … batch.
         self._made += 1
         if not self._made & (self._made - 1):
-            self._sample_bytes = bytes_of(batch) / max(self._told[0], 1)
-        size_bytes = round(self._sample_bytes * self._told[0])
-        cost = Cost(rows=self._told[0], size_bytes=size_bytes, cpu_s=cpu_s, wall_s=wall_s)
+            self._sample_bytes = bytes_of(batch) / max(self._newest[0], 1)
+        size_bytes = round(self._sample_bytes * self._newest[0])
+        cost = Cost(rows=self._newest[0], size_bytes=size_bytes, cpu_s=cpu_s, wall_s=wall_s)
         self._meter.add(Block(ref=None, cost=cost))  # type: ignore[arg-type]
         batch = self._finish(batch)
         self._finish.hand_over(batch)
         return batch
 
 
-def _collated(collate: Any, several: bool, told: list[int], found: Any) -> Any:
-    told[0] = len(found) if several else 1
-    return collate(found)
+def _collated(collate: Any, several: bool, newest: list[int], samples: Any) -> Any:
+    """Collate these samples, and note their number in ``newest``."""
+    newest[0] = len(samples) if several else 1
+    return collate(samples)
 
 
 def _measured(meter: Meter) -> MadeRates:

@@ -23,7 +23,7 @@ class BatchPlace(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Ready:
+class _Finished:
     """A finished batch, with its size in its node's object store."""
 
     place: BatchPlace
@@ -34,11 +34,11 @@ class MapLine:
     """The batches of an iteration over a map-style data set, whose consumer sends the orders."""
 
     def __init__(self) -> None:
-        self.held_bytes = Counter[str]()  # of batches that the consumer has not asked beyond, by node
+        self.held_bytes = Counter[str]()  # by node, of batches from the newest request on
         self._orders: dict[int, BatchOrder] = {}  # of batches that the consumer may still need
         self._wanted: deque[int] = deque()
         self._under_way: set[int] = set()
-        self._ready: dict[int, _Ready] = {}
+        self._finished: dict[int, _Finished] = {}
         self._next = 0
 
     @property
@@ -49,11 +49,11 @@ class MapLine:
     @property
     def ahead(self) -> int:
         """The number of batches that are made or under way."""
-        return len(self._ready) + len(self._under_way)
+        return len(self._finished) + len(self._under_way)
 
     @property
     def starving(self) -> bool:
-        """Whether the consumer's next batch is ordered, and no task makes it."""
+        """Whether the consumer's next batch is ordered, and no task is making it."""
         return bool(self._wanted) and self._wanted[0] == self._next
 
     def order(self, orders: list[BatchOrder]) -> None:
@@ -70,14 +70,14 @@ class MapLine:
         self._under_way.update(numbers)
         return [self._orders[number] for number in numbers]
 
-    def add(self, orders: list[BatchOrder], ref: Any, *, node: str, size_bytes: int) -> None:
+    def finish(self, orders: list[BatchOrder], ref: Any, *, node: str, size_bytes: int) -> None:
         """Note that a task has made these batches."""
         for item, order in enumerate(orders):
             self._under_way.discard(order.number)
-            if order.number >= self._next and order.number not in self._ready:
-                ready = _Ready(place=BatchPlace(ref, item, node), size_bytes=size_bytes // len(orders))
-                self._ready[order.number] = ready
-                self.held_bytes[node] += ready.size_bytes
+            if order.number >= self._next and order.number not in self._finished:
+                batch = _Finished(place=BatchPlace(ref, item, node), size_bytes=size_bytes // len(orders))
+                self._finished[order.number] = batch
+                self.held_bytes[node] += batch.size_bytes
 
     def deliver(self, start: int, want: int) -> list[BatchPlace]:
         """Up to ``want`` batches from number ``start`` on, as far as they are ready. The consumer has all batches before."""
@@ -87,9 +87,9 @@ class MapLine:
         self._next = max(self._next, start)
         places = []
         for number in range(start, start + want):
-            if number not in self._ready:
+            if number not in self._finished:
                 break
-            places.append(self._ready[number].place)
+            places.append(self._finished[number].place)
         return places
 
     def lost(self, number: int) -> None:
@@ -99,24 +99,26 @@ class MapLine:
             self._wanted.appendleft(number)
 
     def over(self, start: int) -> bool:
-        """Whether there are no batches from number ``start`` on. Only the consumer knows."""
+        """Return whether there are no batches from number ``start`` on. Only the consumer knows."""
         return False
 
     def _forget(self, number: int) -> None:
-        ready = self._ready.pop(number, None)
-        if ready is not None:
-            self.held_bytes[ready.place.node] -= ready.size_bytes
+        batch = self._finished.pop(number, None)
+        if batch is not None:
+            self.held_bytes[batch.place.node] -= batch.size_bytes
 
 
 class IterableLine:
-    """The batches of an iteration over an iterable data set: those of its workers, in turns, as in torch. A worker that has ended loses
-    its turn."""
+    """The batches of an iteration over an iterable data set, from its workers in turn, as in torch.
+
+    A worker that has ended loses its turn.
+    """
 
     def __init__(self, workers: int) -> None:
         self._queues: list[deque[BatchPlace]] = [deque() for _ in range(workers)]
         self._ended = [False] * workers
         self._turn = 0
-        self._delivered: deque[BatchPlace] = deque()  # from number _next on
+        self._delivered: deque[BatchPlace] = deque()  # the batches from number _next on
         self._next = 0
 
     def add(self, worker: int, place: BatchPlace) -> None:
@@ -128,7 +130,7 @@ class IterableLine:
         self._ended[worker] = True
 
     def has_ended(self, worker: int) -> bool:
-        """Whether this worker has no more batches."""
+        """Return whether this worker has no more batches."""
         return self._ended[worker]
 
     def waiting(self, worker: int) -> int:
@@ -145,7 +147,7 @@ class IterableLine:
         return list(self._delivered)[:want]
 
     def over(self, start: int) -> bool:
-        """Whether there are no batches from number ``start`` on."""
+        """Return whether there are no batches from number ``start`` on."""
         return all(self._ended) and not any(self._queues) and start >= self._next + len(self._delivered)
 
     def _in_turn(self) -> BatchPlace | None:

@@ -214,14 +214,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _check_workers(self) -> None:
         if self._in_program and (self.timeout or self.placement == "other_nodes"):
-            found = f"timeout={self.timeout:g}" if self.timeout else 'placement="other_nodes"'
+            option = f"timeout={self.timeout:g}" if self.timeout else 'placement="other_nodes"'
             raise ConfigError(
-                f"DataLoader: {found} is not possible with num_workers=0 and an iterable data set: the program itself reads it. Pass "
+                f"DataLoader: {option} is not possible with num_workers=0 and an iterable data set: the program itself reads it. Pass "
                 "num_workers of 1 or more, to read it by as many processes of the cluster."
             )
 
     def check_worker_number_rationality(self) -> None:
-        """Not as in torch, which warns of more workers than this machine has cores: here, ``num_workers`` starts no processes."""
+        """Do nothing. torch warns of more workers than this machine has cores, but here ``num_workers`` starts no processes."""
 
     def state_dict(self) -> dict[str, Any]:
         """The place in the epoch of the newest iteration, as plain data that JSON holds. A loader with the same arguments goes on from
@@ -229,7 +229,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if self._loaded is not None:
             return self._loaded.state()
         state = self._progress.state()
-        if state["start"] is None:  # the next epoch draws from what the generators hold then
+        if state["start"] is None:  # between two epochs: the next one draws from the generators as they are then
             state["between"] = written({**generators_of(self._samplers(), self.generator), "drawn": self._drawn})
         return state
 
@@ -260,14 +260,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _draw(
         self, progress: EpochProgress, trail: Trail, job: Ranks, aside: SecondGenerators | None
     ) -> tuple[int, Iterator[BatchOrder] | None]:
-        """Draw the seed of the epoch and the order of its samples, in torch's order of drawing. A resumed epoch draws ``aside``, and as the
-        loader drew with which it began. ``trail`` is to follow the order."""
+        """Draw the seed of the epoch and the order of its samples: (seed, orders). torch draws in the same sequence.
+
+        A resumed epoch draws from ``aside``, with the arguments of the loader with which it began. ``trail`` records the order.
+        """
         assert progress.start is not None
         persistent = progress.start.get("persistent_workers", self.persistent_workers)
         with contextlib.nullcontext() if aside is None else aside.used():
             before = None if aside is None else self._random()
             indices = iter(self._index_sampler)
-            drew = aside is not None and self._random() != before  # some samplers draw the whole order at once
+            drew = aside is not None and self._random() != before  # some samplers draw the whole order in iter()
             # torch's persistent workers keep the first epoch's seed.
             if self._drawn is None or not persistent:
                 self._drawn = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
@@ -288,7 +290,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             batches=self._auto_collation,
             skip=progress.batches,
             seed=seed,
-            note=lambda each: trail.add(each, progress.batches),
+            note=lambda batch: trail.add(batch, progress.batches),
         )
         if aside is not None:
             with aside.used():
@@ -297,14 +299,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return seed, orders
 
     def _random(self) -> dict[str, Any]:
-        """The state of the generators from which samplers may draw. What a sampler tells of itself may not be comparable."""
+        """The state of the generators from which samplers may draw, without samplers' own states, which may not be comparable."""
         state = state_of(self._samplers(), self.generator)
-        for each in state["samplers"]:
-            each.pop("own", None)
+        for sampler in state["samplers"]:
+            sampler.pop("own", None)
         return written(state)
 
     def _recipe(self, seed: int) -> MapRecipe | IterableRecipe:
-        """The work of a process: what this process's own data set is now, as if it were forked."""
+        """The recipe for the processes. It holds the data set as it is now, as a fork would."""
         if not isinstance(self.dataset, IterableDataset):
             return MapRecipe(
                 dataset=self.dataset,

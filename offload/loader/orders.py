@@ -1,4 +1,4 @@
-"""The orders of an epoch's batches, from what its sampler gives."""
+"""The orders of an epoch's batches, from the indices that its sampler draws."""
 
 from __future__ import annotations
 
@@ -17,33 +17,39 @@ from offload.loader.state.progress import too_few
 def orders_of(
     indices: Iterator[Any], *, batches: bool, skip: int, seed: int, note: Callable[[Any], None]
 ) -> Iterator[BatchOrder]:
-    """The orders of an epoch, in which ``skip`` batches are made already. ``indices``: what the sampler gives. ``batches``: whether it
-    gives batches of indices, not single ones. This draws the skipped batches at once, and the others as they are asked for. ``note`` is
-    told what the sampler gave for each batch, the skipped ones too.
+    """The orders of an epoch whose first ``skip`` batches the program has already.
 
-    Raises ConfigError if there are fewer than ``skip`` batches.
+    This draws the skipped batches at once, and the others as the caller asks for them.
+
+    Args:
+        indices: the sampler's draws.
+        batches: whether a draw is a batch of indices, not a single one.
+        note: called with each draw, the skipped ones too.
+
+    Raises:
+        ConfigError: if there are fewer than ``skip`` batches.
     """
-    kept = _noted((_kept(each, batches) for each in indices), note)
-    made = [len(each) if batches else 1 for each in itertools.islice(kept, skip)]
-    if len(made) < skip:
-        raise too_few(skip, "sampler", len(made))
-    return _orders(kept, batches=batches, skip=skip, first=sum(made), seed=seed)
+    draws = _noted((_own(draw, batches) for draw in indices), note)
+    skipped = [len(draw) if batches else 1 for draw in itertools.islice(draws, skip)]
+    if len(skipped) < skip:
+        raise too_few(skip, "sampler", len(skipped))
+    return _orders(draws, batches=batches, skip=skip, first=sum(skipped), seed=seed)
 
 
-def _orders(kept: Iterator[Any], *, batches: bool, skip: int, first: int, seed: int) -> Iterator[BatchOrder]:
-    for number, each in enumerate(kept):
-        yield BatchOrder(number=number, batch=skip + number, indices=each, first=first, seed=seed)
-        first += len(each) if batches else 1
+def _orders(draws: Iterator[Any], *, batches: bool, skip: int, first: int, seed: int) -> Iterator[BatchOrder]:
+    for number, draw in enumerate(draws):
+        yield BatchOrder(number=number, batch=skip + number, indices=draw, first=first, seed=seed)
+        first += len(draw) if batches else 1
 
 
 def _noted(indices: Iterator[Any], note: Callable[[Any], None]) -> Iterator[Any]:
-    for each in indices:
-        note(each)
-        yield each
+    for draw in indices:
+        note(draw)
+        yield draw
 
 
-def _kept(indices: Any, batches: bool) -> Any:
-    """The indices as the sampler gave them. It may fill the same list or array again, which torch has used by then."""
+def _own(indices: Any, batches: bool) -> Any:
+    """A copy of the sampler's indices. It may refill the same list or array, which torch would have used by then."""
     if isinstance(indices, torch.Tensor):
         return indices.clone()
     if isinstance(indices, np.ndarray | MutableSequence):

@@ -21,8 +21,8 @@ from offload.loader.in_program import InProgram
 from offload.loader.iterator import Iteration
 from offload.pipeline.blocks.tensors import bytes_of
 
-KEPT = 4  # batches to replay
-KEPT_BYTES = 1 << 30
+REPLAYED = 4  # batches to replay
+REPLAYED_BYTES = 1 << 30
 WARM_STEPS = 3
 LEAST_STEPS = 3
 DRAIN_S, REPLAY_S = 15.0, 20.0
@@ -33,7 +33,7 @@ class ProbedError(BaseException):
 
 
 class LoaderSource(NamedTuple):
-    """What a loader reads, without the loader, whose end gives the cluster's cores back."""
+    """The source of a loader, without the loader itself, whose end gives the cluster's cores back."""
 
     dataset: Any
     collate_fn: Callable[[Any], Any]
@@ -45,10 +45,17 @@ class LoaderSource(NamedTuple):
 class LoaderProbe:
     """The measurement of the loader in the variable ``name``.
 
-    ``tell`` gets the phase and the share that is done. Afterwards ``costs`` holds core-seconds and bytes per sample of recent tasks,
-    ``step_s`` the typical step in seconds, ``samples`` the samples of a batch, ``beside_cpus`` the cores that the program used while it
-    stepped. ``seen``: the variables of loaders that the program iterated over. ``unnamed``: whether no variable holds one of these.
-    ``source``: what the measured loader reads.
+    Args:
+        tell: called with the phase and the share that is done.
+        drain_s, replay_s: how long to drain the loader, and how long to replay batches.
+        costs: core-seconds and bytes per sample of recent tasks.
+        step_s: the median step in seconds. 0: not measured yet.
+        samples: the samples of a batch.
+        beside_cpus: the cores that the program used while it stepped.
+        measuring_s: the length of the measurement.
+        seen: the variables of loaders that the program iterated over.
+        unnamed: whether the program iterated over a loader that no variable holds.
+        source: the source of the measured loader.
     """
 
     name: str
@@ -65,7 +72,7 @@ class LoaderProbe:
     source: LoaderSource | None = None
 
     def wants(self, loader: torch.utils.data.DataLoader[Any]) -> bool:
-        """Whether this is the loader to measure. Raises ProbedError if it is measured already."""
+        """Return whether to measure this loader. Raises ProbedError once the measurement is complete."""
         if self.step_s:
             raise ProbedError
         names = set(_names_of(loader))
@@ -80,20 +87,22 @@ class LoaderProbe:
     def iterated(self) -> str:
         """A sentence about the loaders that the program iterated over."""
         if self.unnamed:
-            others = f" {', '.join(sorted(self.seen))} and" if self.seen else ""
+            named = f" {', '.join(sorted(self.seen))} and" if self.seen else ""
             return (
-                f"It iterated over{others} a loader that no variable holds, but an attribute, a list or a dict. Give it a variable before "
+                f"It iterated over{named} a loader that no variable holds, but an attribute, a list or a dict. Give it a variable before "
                 "the loop: loader = self.loader."
             )
         return f"It iterated over {', '.join(sorted(self.seen)) or 'none'}."
 
     def measure(self, iteration: Iteration | InProgram) -> Iterator[Any]:
-        """Yield batches of the iteration, and measure. Raises ProbedError at the end. If the program leaves its loop before, with steps
-        enough, they are the measurement."""
+        """Yield batches of the iteration, and measure the steps between them. Raises ProbedError at the end.
+
+        If the program leaves its loop earlier, its steps are the measurement, if there are enough.
+        """
         began = time.monotonic()
-        kept = self._drain(iteration)
+        batches = self._drain(iteration)
         iteration.close()
-        if not kept:
+        if not batches:
             return
         steps: list[float] = []
         until = time.monotonic() + self.replay_s
@@ -105,12 +114,12 @@ class LoaderProbe:
                     break
                 self.tell("replaying batches", 0.5 + 0.5 * min(1 - left / self.replay_s, 1.0))
                 at, cpu_at = time.perf_counter(), time.process_time()
-                yield _fresh(kept[number % len(kept)])
+                yield _fresh(batches[number % len(batches)])
                 _synchronise()
                 if number >= WARM_STEPS or left <= 0:
                     steps.append(time.perf_counter() - at)
                     cpu, wall = cpu + time.process_time() - cpu_at, wall + steps[-1]
-        finally:  # also where the program leaves its loop, as after so many batches
+        finally:  # also when the program leaves its loop, such as after a number of batches
             if len(steps) >= LEAST_STEPS:
                 self.step_s = statistics.median(steps)
                 self.beside_cpus = cpu / wall
@@ -118,17 +127,17 @@ class LoaderProbe:
         raise ProbedError
 
     def _drain(self, iteration: Iteration | InProgram) -> list[Any]:
-        kept: list[Any] = []
+        batches: list[Any] = []
         began = time.monotonic()
         for batch, samples in iteration.with_samples():
-            if len(kept) < KEPT and len(kept) * bytes_of(batch) < KEPT_BYTES:
-                kept.append(batch)
+            if len(batches) < REPLAYED and len(batches) * bytes_of(batch) < REPLAYED_BYTES:
+                batches.append(batch)
                 self.samples = max(self.samples, samples)
             self.tell("draining the input", 0.5 * min((time.monotonic() - began) / self.drain_s, 1.0))
             if time.monotonic() - began > self.drain_s:
                 break
         self.costs = iteration.costs() or self.costs
-        return kept
+        return batches
 
 
 active: LoaderProbe | None = None

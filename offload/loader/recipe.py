@@ -47,9 +47,14 @@ class BatchOrder(NamedTuple):
 
 @dataclass(frozen=True)
 class FinishedBatches:
-    """The finished batches of a task, in order, each packed. An exception of the user's code is an ExceptionWrapper in the place of its
-    batch, to be raised where the batch is wanted. ``num_rows``: the number of their samples. ``stored``: the name of an attribute that the
-    methods of the data set have changed, if that is worth a remark."""
+    """The finished batches of a task, in order, each packed.
+
+    An exception of the user's code is an ExceptionWrapper in the place of its batch. The program raises it when it asks for that batch.
+
+    Args:
+        num_rows: the number of the batches' samples.
+        stored: the name of an attribute that the data set's methods have changed, if that is worth a remark.
+    """
 
     items: tuple[Packed, ...]
     num_rows: int
@@ -68,7 +73,7 @@ class FinishedBatches:
 
 @dataclass(frozen=True, kw_only=True)
 class Imports:
-    """A recipe without work, for processes that should import what batches need before there are any."""
+    """A recipe without work, with which processes import what batches need before there are any."""
 
     def ready(self) -> Imports:
         """Prepare this process."""
@@ -84,10 +89,11 @@ class Imports:
 class MapRecipe:
     """The recipe for a map-style data set.
 
-    ``batches``: whether an order holds the indices of a batch (torch's automatic batching). ``num_workers``: torch's argument. If it
-    is not 0, batch ``i`` is made in the role of worker ``i % num_workers``, which is the worker that would make it in torch.
-    ``folder``: the program's, which must be the first field. ``stored``: looks for what the data set stores in itself with
-    ``num_workers=0``; a worker of torch has a copy of its own, too.
+    Args:
+        folder: the program's working folder. It must be the first field, so that the others are unpickled there.
+        batches: whether an order holds the indices of a batch (torch's automatic batching).
+        num_workers: torch's argument. If it is not 0, batch ``i`` is made in the role of worker ``i % num_workers``, as in torch.
+        stored: notices what the data set stores in itself with ``num_workers=0``. With workers, it would be lost in torch, too.
     """
 
     folder: WorkingFolder = field(default_factory=WorkingFolder.here)
@@ -106,16 +112,16 @@ class MapRecipe:
 
     def process(self, rows: Sequence[BatchOrder], *, epoch: int, scratch: Scratch, watch: Watch) -> FinishedBatches:
         """Make these batches."""
-        self.folder.enter()  # of several loaders, one may have begun in another
-        made = []
+        self.folder.enter()  # loaders of one program may have begun in different folders
+        packed = []
         before = [] if self.num_workers else self.stored.look(self.dataset)
         for order in rows:
-            watch.doing(_what(order.batch, self.dataset))
-            # Several batches wait in memory for the end of the task, and a data set may reuse its own.
-            made.append(caught(order.batch, self._batch, order, copied=len(rows) > 1))
+            watch.doing(_making(order.batch, self.dataset))
+            # Several batches wait in memory for the end of the task, and a data set may reuse the memory of one for the next.
+            packed.append(caught(order.batch, self._batch, order, copied=len(rows) > 1))
         watch.idle()
         samples = sum(len(order.indices) if self.batches else 1 for order in rows)
-        return FinishedBatches(tuple(made), samples, self.stored.since(before))
+        return FinishedBatches(tuple(packed), samples, self.stored.since(before))
 
     def _batch(self, order: BatchOrder) -> Any:
         number = order.batch % self.num_workers if self.num_workers else 0
@@ -142,9 +148,12 @@ class MapRecipe:
 class IterableRecipe:
     """The recipe for the workers of an iterable data set, each of which reads its share in a process of its own, batch after batch.
 
-    ``batch_size``: None without automatic batching. ``num_workers``: torch's argument. ``variables``: the environment variables of the
-    program's rank, by which a data set may take its share: Ray's processes have those of the rank that started Ray, or none.
-    ``folder``: the program's, which must be the first field.
+    Args:
+        folder: the program's working folder. It must be the first field, so that the others are unpickled there.
+        batch_size: None without automatic batching.
+        num_workers: torch's argument.
+        variables: the environment variables of the program's rank, by which a data set may choose its share. Ray's processes have those
+            of the rank that started Ray, or none.
     """
 
     folder: WorkingFolder = field(default_factory=WorkingFolder.here)
@@ -169,36 +178,38 @@ class IterableRecipe:
         state = _Reading(worker)
         with in_role(worker, self.num_workers, self.seed, self.dataset):
             while True:
-                watch.doing(_what(number, self.dataset))
-                found: list[Any] = []
+                watch.doing(_making(number, self.dataset))
+                samples: list[Any] = []
                 try:
-                    item = caught(number, self._next, state, found, copied=True)
+                    item = caught(number, self._next, state, samples, copied=True)
                 except _EndError:
                     return
                 finally:
                     watch.idle()
-                yield item, len(found)
+                yield item, len(samples)
                 number += 1
 
-    def _next(self, state: _Reading, found: list[Any]) -> Any:
-        """The next batch; its samples go to ``found``. Raises _EndError after the last. After an exception of the data set, the next call
-        goes on with the same iterator, as torch does."""
+    def _next(self, state: _Reading, samples: list[Any]) -> Any:
+        """The next batch. Its samples go to ``samples``, which counts them even if collating fails. Raises _EndError after the last batch.
+
+        After an exception of the data set, the next call goes on with the same iterator, as in torch.
+        """
         if state.samples is None:
             once(self.worker_init_fn, state.worker, self.seed, state.initialised)
             state.samples = iter(self.dataset)
-        while not state.over and len(found) < (self.batch_size or 1):
+        while not state.over and len(samples) < (self.batch_size or 1):
             try:
-                found.append(next(state.samples))
+                samples.append(next(state.samples))
             except StopIteration:
                 state.over = True
-        if not found or (self.drop_last and len(found) < (self.batch_size or 1)):
+        if not samples or (self.drop_last and len(samples) < (self.batch_size or 1)):
             raise _EndError
-        return self.collate_fn(found[0] if self.batch_size is None else list(found))
+        return self.collate_fn(samples[0] if self.batch_size is None else list(samples))
 
 
 @dataclass
 class _Reading:
-    """How far a worker's reading of an iterable data set has come."""
+    """The progress of a worker through an iterable data set."""
 
     worker: int
     samples: Iterator[Any] | None = None
@@ -227,5 +238,6 @@ def caught(number: int, make: Callable[..., Any], *args: Any, copied: bool = Fal
             return pack(wrapped)
 
 
-def _what(number: int, dataset: Any) -> Callable[[], str]:
+def _making(number: int, dataset: Any) -> Callable[[], str]:
+    """The name of this batch for the watch, made only when somebody asks."""
     return lambda: f"batch {number} of a DataLoader over {type(dataset).__name__}"

@@ -1,4 +1,4 @@
-"""What a DataLoader tells its program, on the logger ``offload``."""
+"""The remarks of a DataLoader to its program, on the logger ``offload``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What the methods of a data set store in it, noticed where a copy of the data set works.
+"""Notice attributes that a data set's methods store in it: where a process works on a copy, the program would not find them.
 
-With ``num_workers=0``, torch calls these methods in the program, which finds there what they stored. Here, each process has a copy of its
-own. A look takes microseconds. Where it stops: it sees that an attribute is new, has another value or another length. It does not look into
-the values.
+With ``num_workers=0``, torch calls these methods in the program itself, which finds what they stored. Here, each process has its own copy.
+A look takes microseconds. Where it stops: it sees that an attribute is new, or has another value or length. It does not look into values.
 """
 
 from __future__ import annotations
@@ -17,7 +16,10 @@ _GROWING = frozenset({list, dict, set, bytearray, deque, OrderedDict, defaultdic
 
 
 class _Attributes(NamedTuple):
-    """The attributes of a data set, and the lengths of those that may grow. It keeps the values, so that no other takes their address."""
+    """The attributes of a data set, and the lengths of those that may grow.
+
+    It keeps the values alive, so that no new object gets the address, and so the identity, of an old one.
+    """
 
     values: dict[str, Any]
     lengths: dict[str, int]
@@ -31,12 +33,12 @@ class StoredWatch:
         self._found = False
 
     def look(self, dataset: Any) -> list[_Attributes]:
-        """What the data sets hold now; nothing once a change was found."""
+        """The attributes of the data sets now. Empty once a change was found."""
         if self._found:
             return []
         if self._datasets is None:
             self._datasets = _inside(dataset)
-        return [_held(each) for each in self._datasets]
+        return [_held(part) for part in self._datasets]
 
     def since(self, before: list[_Attributes]) -> str:
         """The name of an attribute that has changed since, such as ``Images.cache``; empty if there is none."""
@@ -62,15 +64,15 @@ def _changed(before: _Attributes, now: _Attributes) -> str | None:
 
 def _inside(dataset: Any) -> list[Any]:
     """The data set, and those that its attributes hold, one by one or in a list."""
-    found: list[Any] = []
+    datasets: list[Any] = []
     todo = [dataset]
-    while todo and len(found) < MOST:
-        each = todo.pop(0)
-        if not isinstance(getattr(each, "__dict__", None), dict) or any(each is other for other in found):
+    while todo and len(datasets) < MOST:
+        current = todo.pop(0)
+        if not isinstance(getattr(current, "__dict__", None), dict) or any(current is other for other in datasets):
             continue
-        found.append(each)
-        for value in vars(each).values():
+        datasets.append(current)
+        for value in vars(current).values():
             several = value if type(value) in (list, tuple) else (value,)
             if isinstance(next(iter(several), None), Dataset):  # not all of a list: it may be long
                 todo += several[:MOST]
-    return found
+    return datasets

@@ -1,4 +1,4 @@
-"""Calls that may take long in C++ (a listing, a storage client), on a thread: Ctrl-C and a deadline end the wait for them."""
+"""Calls that may take long in C++ (a listing, a storage client), on a thread, so that Ctrl-C or a deadline can end the wait."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 LOOK_S = 0.25
 
-_Made = TypeVar("_Made")
+_Result = TypeVar("_Result")
 
 
 class DeadlineError(Exception):
@@ -19,8 +19,8 @@ class DeadlineError(Exception):
 
 
 def call_aside(
-    call: Callable[[], _Made], *, meanwhile: Callable[[], None] = lambda: None, deadline_s: float = math.inf
-) -> _Made:
+    call: Callable[[], _Result], *, meanwhile: Callable[[], None] = lambda: None, deadline_s: float = math.inf
+) -> _Result:
     """Return the result of ``call`` or raise its error; call ``meanwhile`` a few times a second until then.
 
     Raises DeadlineError after ``deadline_s``. The call then goes on, and its result is lost.
@@ -37,7 +37,7 @@ def call_aside(
     until = time.monotonic() + deadline_s
     while True:
         try:
-            made, error = outcome.get(timeout=LOOK_S)
+            result, error = outcome.get(timeout=LOOK_S)
         except queue.Empty:
             if time.monotonic() > until:
                 raise DeadlineError from None
@@ -45,13 +45,13 @@ def call_aside(
             continue
         if error is not None:
             raise error
-        return made  # type: ignore[no-any-return]
+        return result  # type: ignore[no-any-return]
 
 
 def each_aside(
-    call: Callable[[Any], _Made], arguments: list[Any], *, threads: int, done: Callable[[_Made], None]
+    call: Callable[[Any], _Result], arguments: list[Any], *, threads: int, done: Callable[[_Result], None]
 ) -> None:
-    """Call with each of the arguments, several at a time, and hand every result to ``done``, on this thread and in no order.
+    """Call with each of the arguments, several at a time, and hand every result to ``done``, on this thread, in any order.
 
     Unlike threads of :mod:`concurrent.futures`, these do not keep the process from ending. Raises the error of a call.
     """
@@ -74,7 +74,7 @@ def each_aside(
     for _ in range(min(threads, len(arguments))):
         threading.Thread(target=run, daemon=True, name="aside").start()
     for _ in arguments:
-        made, error = outcomes.get()
+        result, error = outcomes.get()
         if error is not None:
             while not todo.empty():  # nobody needs these results any more
                 try:
@@ -82,28 +82,29 @@ def each_aside(
                 except queue.Empty:
                     break
             raise error
-        done(made)
+        done(result)
 
 
 def each_in_order(
-    call: Callable[[Any], _Made], arguments: Sequence[Any], *, threads: int, done: Callable[[_Made], None]
+    call: Callable[[Any], _Result], arguments: Sequence[Any], *, threads: int, done: Callable[[_Result], None]
 ) -> None:
-    """As :func:`each_aside`, with the results in the order of the arguments. Only a few results wait for those before them."""
+    """Do as :func:`each_aside`, with the results in the order of the arguments. Only a few results wait for those before them."""
     ahead = 2 * threads
-    early: dict[int, _Made] = {}
+    early: dict[int, _Result] = {}
     delivered, over = 0, False
     moved = threading.Condition()
 
-    def called(number: int) -> tuple[int, _Made]:
+    def called(number: int) -> tuple[int, _Result]:
         with moved:
             moved.wait_for(lambda: over or number < delivered + ahead)
             if over:
                 raise RuntimeError("nobody needs this result")
         return number, call(arguments[number])
 
-    def hand_over(made: tuple[int, _Made]) -> None:
+    def hand_over(numbered: tuple[int, _Result]) -> None:
         nonlocal delivered
-        early[made[0]] = made[1]
+        number, result = numbered
+        early[number] = result
         while delivered in early:
             done(early.pop(delivered))
             with moved:

@@ -17,7 +17,7 @@ from typing import Any
 
 from offload.preload import ahead
 
-ALWAYS = ("ray", "torch", "offload.pipeline.pool.pool", "offload.pipeline.describe.pipeline", "offload.train.hub.actor")
+ALWAYS = ("ray", "torch", "offload.pipeline.pool.pool", "offload.pipeline.describe.sources", "offload.train.hub.actor")
 """What preprocessing and the hub need. A node that only preprocesses imports no more: Ray Train would take a third of all."""
 # Imported ahead if the driver imported them, too: a script that does not use them need not have them.
 IF_USED = ("torchvision", "torchvision.transforms.v2", "timm", "cv2", "simplejpeg", "PIL.Image", "pandas", "scipy")

@@ -44,7 +44,7 @@ class MapLineMachine(RuleBasedStateMachine):
         orders = self.tasks.pop(data.draw(st.integers(0, len(self.tasks) - 1)))
         ref = len(self.blocks)
         self.blocks[ref] = orders
-        self.line.add(orders, ref, node=node, size_bytes=10 * len(orders))
+        self.line.finish(orders, ref, node=node, size_bytes=10 * len(orders))
 
     @rule(want=st.integers(1, 6), loses=st.booleans())
     def takes(self, want: int, loses: bool) -> None:
@@ -86,7 +86,7 @@ class MapLineMachine(RuleBasedStateMachine):
         orders = self.tasks.pop()
         ref = len(self.blocks)
         self.blocks[ref] = orders
-        self.line.add(orders, ref, node="a", size_bytes=10 * len(orders))
+        self.line.finish(orders, ref, node="a", size_bytes=10 * len(orders))
 
 
 TestMapLine = MapLineMachine.TestCase

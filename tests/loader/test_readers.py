@@ -39,7 +39,7 @@ class RestingMachine(RuleBasedStateMachine):
 
     @rule(owner=st.sampled_from(OWNERS), worker=st.integers(0, 2), node=st.sampled_from("ab"))
     def iterates(self, owner: str, worker: int, node: str) -> None:
-        reader = self.resting.pop(owner, worker, {node})
+        reader = self.resting.reuse(owner, worker, {node})
         fitting = [r for r in self.waiting if (r.owner, r.worker, r.node) == (owner, worker, node)]
         if reader is None:
             assert not fitting

@@ -129,7 +129,7 @@ def test_a_listing_that_takes_long_is_said(
         printed(self, text)
         said.set()
 
-    monkeypatch.setattr("offload.pipeline.describe.pipeline.list_image_folder", slow)
+    monkeypatch.setattr("offload.pipeline.describe.sources.list_image_folder", slow)
     monkeypatch.setattr(trainer, "PATIENCE_S", 0.0)
     monkeypatch.setattr(live_line, "WAITING_INTERVAL_S", 0.0)
     monkeypatch.setattr(live_line.LiveLine, "waiting", waiting)

@@ -108,13 +108,13 @@ def test_any_object_arrives_as_it_was(ends: Ends, name: str) -> None:
 
 def test_the_contents_of_an_object_lie_in_the_memory_that_serves_again() -> None:
     reused = ReusedMemory(1 << 30)
-    view = sent(connected(), {"x": np.zeros(100_000)}, reused.take)["x"][5:7]
-    second = sent(connected(), {"x": np.ones(100_000)}, reused.take)["x"]
+    view = sent(connected(), {"x": np.zeros(100_000)}, reused.lend)["x"][5:7]
+    second = sent(connected(), {"x": np.ones(100_000)}, reused.lend)["x"]
     assert (view == 0).all(), "the view kept its memory"
     where = second.ctypes.data
     del second
     gc.collect()
-    third = sent(connected(), {"x": np.full(100_000, 2.0)}, reused.take)["x"]
+    third = sent(connected(), {"x": np.full(100_000, 2.0)}, reused.lend)["x"]
     assert third.ctypes.data == where
     del view, third
     gc.collect()
@@ -148,14 +148,14 @@ def test_a_connection_without_progress(ends: Ends) -> None:
 def test_memory_serves_again_only_once_no_view_is_left() -> None:
     reused = ReusedMemory(1 << 30)
     blocks = [wire.encode({"x": np.full((ROWS, 1000), number)}) for number in range(3)]
-    view = wire.decode(sent(connected(), blocks[0], reused.take))["x"][5:7]
+    view = wire.decode(sent(connected(), blocks[0], reused.lend))["x"][5:7]
     gc.collect()
-    second = wire.decode(sent(connected(), blocks[1], reused.take))["x"]
+    second = wire.decode(sent(connected(), blocks[1], reused.lend))["x"]
     assert (view == 0).all(), "the view kept its memory"
     where = second.ctypes.data
     del second
     gc.collect()
-    third = wire.decode(sent(connected(), blocks[2], reused.take))["x"]
+    third = wire.decode(sent(connected(), blocks[2], reused.lend))["x"]
     assert third.ctypes.data == where
     assert (view == 0).all()
     assert (third == 2).all()
@@ -208,20 +208,20 @@ def test_a_connection_that_broke_while_sending(ends: Ends) -> None:
 
 def test_it_keeps_no_more_memory_than_it_may() -> None:
     reused = ReusedMemory(3500)
-    lent = [reused.take(1000) for _ in range(5)]
+    lent = [reused.lend(1000) for _ in range(5)]
     assert reused.lent_bytes() == 5 * 1125
     places = [each.ctypes.data for each in lent]
     lent.clear()
     gc.collect()
     assert reused.lent_bytes() == 0
-    again = [reused.take(1000) for _ in range(3)]
+    again = [reused.lend(1000) for _ in range(3)]
     assert len({each.ctypes.data for each in again} & set(places)) == 3
-    assert len(reused.take(400)) == 400
+    assert len(reused.lend(400)) == 400
 
 
 def test_memory_that_comes_back_while_some_is_taken_is_counted() -> None:
     reused = ReusedMemory(1 << 20)
-    lent = reused.take(1000)
+    lent = reused.lend(1000)
     with reused._lock:
         del lent  # as the garbage collector may do at any time
     assert reused.lent_bytes() == 0

@@ -17,7 +17,8 @@ from offload.errors import ConfigError, RunError
 from offload.pipeline.cache import accounts
 from offload.pipeline.describe.cached import cached, check_names
 from offload.pipeline.describe.combine import mix, weighted
-from offload.pipeline.describe.pipeline import Pipeline, from_torch, image_folder, parquet, webdataset
+from offload.pipeline.describe.pipeline import Pipeline
+from offload.pipeline.describe.sources import from_torch, image_folder, parquet, webdataset
 from offload.pipeline.work.watchdog import SampleTimeoutError
 from tests.helpers import write_jpegs
 from tests.pipeline.index_pass import a_pass, stream_of
@@ -154,12 +155,12 @@ def test_images_are_cached_as_their_transform_leaves_them(tmp_path: Path) -> Non
     resized = image_folder(folder, v2.Resize((32, 32), antialias=True))
     random = v2.Compose([v2.RandomCrop(16), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
     stored = stream_of(kept(tmp_path, resized))
-    accounts.taken()
+    accounts.collect()
     first = a_pass(stored)
-    assert accounts.taken().cache_bytes == 0
+    assert accounts.collect().cache_bytes == 0
     assert same(first, a_pass(stream_of(resized)))
     assert same(a_pass(stored), first)
-    account = accounts.taken()
+    account = accounts.collect()
     assert account.cache_bytes > 12 * 32 * 32 * 3
     assert account.storage_bytes == 0
     cropped = a_pass(stream_of(kept(tmp_path, resized, random)))

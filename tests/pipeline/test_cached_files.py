@@ -128,9 +128,9 @@ def task(index: Index, epoch: int = 0) -> tuple[dict[str, Any], accounts.Account
     rows = index.table.append_column(SAMPLE_ID, pa.array(ids)).append_column(POSITION, pa.array(ids))
     reader = cloudpickle.loads(cloudpickle.dumps(index.reader))  # type: ignore[no-untyped-call]
     recipe = Recipe(transform=None, kind="none", seed=0, reader=reader).ready()
-    accounts.taken()
+    accounts.collect()
     block = dict(wire.decode(process(recipe, rows, epoch=epoch)))
-    return block, accounts.taken()
+    return block, accounts.collect()
 
 
 def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -21,7 +21,7 @@ from offload.errors import ConfigError, RunError
 from offload.pipeline.blocks import whole_samples, wire
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
 from offload.pipeline.describe.combine import mix, weighted
-from offload.pipeline.describe.pipeline import from_torch, image_folder, parquet, webdataset
+from offload.pipeline.describe.sources import from_torch, image_folder, parquet, webdataset
 from offload.pipeline.images.on_device import Normalize
 from offload.pipeline.index.mixed import PART, MixedRows
 from offload.pipeline.index.rows import Runs, rows_at

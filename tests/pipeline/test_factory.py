@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from ray import cloudpickle
 
 from offload.errors import ConfigError, RunError
-from offload.pipeline.describe.pipeline import from_torch
+from offload.pipeline.describe.sources import from_torch
 from offload.pipeline.index.source import Index
 from offload.pipeline.sources.from_torch import TorchReader
 from offload.pipeline.work import environment
@@ -199,7 +199,7 @@ def test_get_worker_info_answers_while_a_data_set_is_read(monkeypatch: pytest.Mo
 def test_a_data_set_without_torch_does_not_load_it() -> None:
     program = """
         import sys
-        from offload.pipeline.describe.pipeline import from_torch
+        from offload.pipeline.describe.sources import from_torch
         index = from_torch([1, 2], columns=["x"]).list()
         assert index.reader.read(index.table).columns["x"] == [1, 2]
         assert "torch" not in sys.modules

@@ -13,7 +13,8 @@ import PIL.Image
 import pytest
 import torch
 
-from offload.pipeline.describe.pipeline import Pipeline, from_torch
+from offload.pipeline.describe.pipeline import Pipeline
+from offload.pipeline.describe.sources import from_torch
 from tests.pipeline.index_pass import a_pass, stream_of
 
 Sample = dict[str, Any]

@@ -23,8 +23,9 @@ from ray.data.block import BlockMetadata
 from ray.data.expressions import col, download, random
 from torch.utils.data import TensorDataset
 
-from offload.pipeline.raydata import plan as ray_plan
-from offload.pipeline.raydata.plan import NotTakenOverError, take_over
+from offload.pipeline.raydata import drafts
+from offload.pipeline.raydata.plan import take_over
+from offload.pipeline.raydata.refusals import NotTakenOverError
 from offload.pipeline.raydata.runner import Runner
 from offload.pipeline.raydata.unit_maker import UnitMaker, joined
 
@@ -308,7 +309,9 @@ def made(dataset: ray.data.Dataset) -> list[dict[str, Any]]:
     runners = [Runner(cloudpickle.loads(cloudpickle.dumps(chain))) for chain in plan.chains]
     found: list[dict[str, Any]] = []
     for number, unit in enumerate(plan.units):
-        columns = joined(list(runners[unit.chain].run(unit.given, number=number, start=unit.start, stop=unit.stop)))
+        columns = joined(
+            list(runners[unit.chain].run(unit.packed_input, number=number, start=unit.start, stop=unit.stop))
+        )
         count = len(next(iter(columns.values()), ()))
         assert unit.rows in (None, count), (unit, count)
         found += [{name: column[i] for name, column in columns.items()} for i in range(count)]
@@ -447,7 +450,7 @@ def test_what_a_process_could_not_hold_is_left_to_ray_data(monkeypatch: pytest.M
 
     with pytest.raises(NotTakenOverError, match="tells neither the size nor the rows of a read task"):
         take_over(ray.data.read_datasource(Unknown()))
-    monkeypatch.setattr(ray_plan, "MOST_UNIT_BYTES", 1 << 20)
+    monkeypatch.setattr(drafts, "MOST_UNIT_BYTES", 1 << 20)
     (folder / "long").mkdir()
     (folder / "long" / "0.csv").write_text("id\n" + "1\n" * 2_000_000)
     with pytest.raises(NotTakenOverError, match=r"a read task reads \d+ MiB at once \(more than 1\)"):
@@ -517,22 +520,22 @@ class Coroutine:
 
 def test_coroutines_find_their_object_whenever_they_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray begins further ones on a thread of their own while the first results are on their way, and by then the object may be gone."""
-    monkeypatch.setattr(ray_plan, "LEAST_UNITS", 1)
+    monkeypatch.setattr(drafts, "LEAST_UNITS", 1)
     source = ray.data.from_arrow(pa.table({"id": list(range(40))}))
     plan = take_over(source.map_batches(Coroutine, batch_size=1, concurrency=1))
     (unit,) = plan.units
     found: list[int] = []
-    for piece in Runner(plan.chains[0]).run(unit.given, number=0, start=unit.start, stop=unit.stop):
+    for piece in Runner(plan.chains[0]).run(unit.packed_input, number=0, start=unit.start, stop=unit.stop):
         assert sorted(Coroutine.begun) == list(range(40))
         found += np.asarray(piece["id"]).tolist()
     assert found == list(range(40))
 
 
 def test_large_blocks_and_files_are_cut(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    monkeypatch.setattr(ray_plan, "LEAST_UNITS", 1)
+    monkeypatch.setattr(drafts, "LEAST_UNITS", 1)
     whole = len(take_over(rows(folder)).units)
-    monkeypatch.setattr(ray_plan, "UNIT_BYTES", 100)
-    monkeypatch.setattr(ray_plan, "SMALL_BYTES", 50)
+    monkeypatch.setattr(drafts, "UNIT_BYTES", 100)
+    monkeypatch.setattr(drafts, "SMALL_BYTES", 50)
     assert len(take_over(rows(folder)).units) == 9 > whole == 3  # row groups
     stored = ray.data.from_numpy(np.zeros((100, 8)))
     assert len(take_over(stored).units) >= 64
@@ -541,8 +544,8 @@ def test_large_blocks_and_files_are_cut(monkeypatch: pytest.MonkeyPatch, folder:
 
 def test_a_block_counts_by_its_parts_however_large_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as that of a whole data set of Hugging Face, or of a data frame."""
-    monkeypatch.setattr(ray_plan, "UNIT_BYTES", 500)
-    monkeypatch.setattr(ray_plan, "MOST_UNIT_BYTES", 1000)
+    monkeypatch.setattr(drafts, "UNIT_BYTES", 500)
+    monkeypatch.setattr(drafts, "MOST_UNIT_BYTES", 1000)
     assert len(made(ray.data.from_numpy(np.zeros((100, 8))))) == 100
     with pytest.raises(NotTakenOverError, match="at once"):
         take_over(ray.data.from_numpy(np.zeros((2, 1000))))
@@ -550,8 +553,8 @@ def test_a_block_counts_by_its_parts_however_large_it_is(monkeypatch: pytest.Mon
 
 def test_read_tasks_of_many_small_rows_are_small() -> None:
     """A function of rows makes a dict of each."""
-    plan = take_over(ray.data.range(50 * ray_plan.UNIT_ROWS * 10, override_num_blocks=2).map(lambda row: row))
-    assert max(unit.inputs or 0 for unit in plan.units) <= ray_plan.UNIT_ROWS
+    plan = take_over(ray.data.range(50 * drafts.UNIT_ROWS * 10, override_num_blocks=2).map(lambda row: row))
+    assert max(unit.inputs or 0 for unit in plan.units) <= drafts.UNIT_ROWS
 
 
 def test_the_read_tasks_of_many_files_take_little_memory(tmp_path: Path) -> None:
@@ -559,7 +562,7 @@ def test_the_read_tasks_of_many_files_take_little_memory(tmp_path: Path) -> None
         Image.fromarray(np.full((8, 6, 3), number % 256, np.uint8)).save(tmp_path / f"{number}.png")
     plan = take_over(ray.data.read_images(str(tmp_path)).map(lambda row: row))
     assert len(plan.units) >= 200
-    assert sum(len(unit.given) for unit in plan.units) / len(plan.units) < 1000
+    assert sum(len(unit.packed_input) for unit in plan.units) / len(plan.units) < 1000
     assert len(made(ray.data.read_images(str(tmp_path)))) == 300
 
 

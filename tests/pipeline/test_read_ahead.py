@@ -95,17 +95,17 @@ def test_a_task_tells_how_long_it_waited_for_its_first_file() -> None:
             raise OSError("no such file")
         return b""
 
-    accounts.taken()
+    accounts.collect()
     ahead = ReadAhead(read)
     for first in ("a", "bad"):
         ahead.begin([first, *"bcdefgh"])
         with contextlib.suppress(OSError):
             ahead.get(first)
-        waited_s = accounts.taken().first_wait_s
+        waited_s = accounts.collect().first_wait_s
         assert waited_s > late_s / 2
         for path in "bcdefgh":
             ahead.get(path)
-        assert accounts.taken().first_wait_s == 0
+        assert accounts.collect().first_wait_s == 0
 
 
 def test_few_large_files_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:

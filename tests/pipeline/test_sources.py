@@ -37,7 +37,7 @@ from torchvision.transforms import v2
 from benchmarks.s3_server import BUCKET, Server, slow_s3
 from offload.errors import ConfigError, RunError
 from offload.pipeline.blocks.wire import ERROR
-from offload.pipeline.describe.pipeline import as_pipeline, from_torch, webdataset
+from offload.pipeline.describe.sources import as_pipeline, from_torch, webdataset
 from offload.pipeline.images.decode import DecodeError, decode_image
 from offload.pipeline.index.source import Index, Samples
 from offload.pipeline.sources.files import open_filesystem, open_folder, read_part

@@ -24,7 +24,7 @@ from torchvision.transforms import v2
 from offload.errors import ConfigError, RunError
 from offload.pipeline.blocks import whole_samples, wire
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
-from offload.pipeline.describe.pipeline import from_torch, image_folder
+from offload.pipeline.describe.sources import from_torch, image_folder
 from offload.pipeline.images.split import SplitTransform, is_image_transform, split_transform
 from offload.pipeline.index.rows import rows_at
 from offload.pipeline.work.processing import process
@@ -547,7 +547,7 @@ def test_a_preset_gets_what_the_data_set_returned(kind: str) -> None:
 def test_tensors_that_a_transform_makes_pil_images_of_travel_as_bytes() -> None:
     transform = v1.Compose([v1.ToPILImage(), v1.CenterCrop(32), v1.ToTensor()])
     check_same(TENSORS["colours"], transform)
-    assert split_transform(transform, given=True).cpu(TENSORS["colours"]).dtype == np.uint8
+    assert split_transform(transform, from_dataset=True).cpu(TENSORS["colours"]).dtype == np.uint8
 
 
 def test_clips_as_arrays_of_other_sources() -> None:

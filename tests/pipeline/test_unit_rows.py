@@ -15,7 +15,7 @@ from offload.errors import ConfigError, RunError
 from offload.pipeline.blocks import wire
 from offload.pipeline.blocks.wire import SAMPLE_ID
 from offload.pipeline.describe.combine import mix, weighted
-from offload.pipeline.describe.pipeline import from_ray, from_torch
+from offload.pipeline.describe.sources import from_ray, from_torch
 from offload.pipeline.order.ranges import Ranges
 from tests.pipeline.index_pass import a_pass, listed, stream_of
 

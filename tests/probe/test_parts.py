@@ -15,7 +15,8 @@ from torchvision.transforms import v2
 
 import offload
 from offload.model.placement import NodeResources
-from offload.pipeline.describe.pipeline import Pipeline, as_pipeline
+from offload.pipeline.describe.pipeline import Pipeline
+from offload.pipeline.describe.sources import as_pipeline
 from offload.probe.depth import repeated_blocks
 from offload.probe.driver import would_train
 from offload.probe.kept import row_bytes

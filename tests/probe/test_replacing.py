@@ -16,7 +16,7 @@ from torchvision.transforms import v2
 import offload
 from offload.loader.probing import LoaderSource
 from offload.measure.equivalents import DROP_INS, DropIn
-from offload.pipeline.describe.pipeline import as_pipeline
+from offload.pipeline.describe.sources import as_pipeline
 from offload.probe.replacing import instances, measure, replaced
 from offload.probe.work import LoaderWork, RowWork
 

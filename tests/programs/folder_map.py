@@ -22,7 +22,7 @@ QUESTIONS = {
         "pipeline/index/source.py": "what a source is: an index and a reader",
         "pipeline/sources/image_folder.py": "an example",
         "pipeline/sources/files.py": "paths on any storage",
-        "pipeline/describe/pipeline.py": "the function that users call",
+        "pipeline/describe/sources.py": "the function that users call",
         "__init__.py": "its public name",
     },
     "What decides the size of a task?": {

@@ -221,7 +221,7 @@ class LoaderFeed:
             if stream not in self._streams:
                 return
             for worker in range(workers):
-                kept = self._resting.pop(recipe.owner, worker, self._cores.nodes)
+                kept = self._resting.reuse(recipe.owner, worker, self._cores.nodes)
                 self._begin(opened, kept or self._new_reader(client, recipe.owner, worker))
             _end(self._resting.drop(lambda resting: resting.owner == recipe.owner))
 
@@ -367,7 +367,7 @@ class LoaderFeed:
         with self._changed:
             stream.forget(task)
             stream.measure(block, len(orders))
-            stream.line.add(orders, block.ref, node=block.node, size_bytes=block.cost.size_bytes)
+            stream.line.finish(orders, block.ref, node=block.node, size_bytes=block.cost.size_bytes)
             self._changed.notify_all()
 
     def task_failed(self, stream: _MapStream, task: Task, error: BaseException) -> None:

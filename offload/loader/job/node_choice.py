@@ -21,7 +21,7 @@ class NodeChoice:
     home: str
 
     def allows(self, node_id: str) -> bool:
-        """Whether this node preprocesses."""
+        """Return whether this node preprocesses."""
         return self.choice == "all" or (node_id == self.home) == (self.choice == "this_node")
 
     def cores(

@@ -27,13 +27,15 @@ class Ranks:
 
     @classmethod
     def of(cls, env: Mapping[str, str] = os.environ) -> Ranks:
-        """The job that the environment describes, as torchrun, Ray Train and most launchers do, or that torch.distributed has joined; else
-        one of this process alone."""
+        """The job that the environment describes, as set by torchrun, Ray Train and most launchers, or that torch.distributed has joined.
+
+        Without either, it is a job of this process alone.
+        """
         rank, world_size, described = _place(env)
         if world_size <= 1:
             return cls(name=uuid.uuid4().hex)
         if env.get("LOCAL_WORLD_SIZE") == str(world_size):
-            # All ranks have one parent. It tells this job from the last one, whose address was the same.
+            # All ranks have one parent, which tells this job from an earlier one with the same address.
             parent = psutil.Process(os.getppid())
             described += f"\0{socket.gethostname()}\0{parent.pid}\0{parent.create_time()}"
         return cls(name=hashlib.sha256(described.encode()).hexdigest()[:32], rank=rank, world_size=world_size)
@@ -47,21 +49,23 @@ class Ranks:
 
 
 def _place(env: Mapping[str, str]) -> tuple[int, int, str]:
-    """This process's rank, the number of ranks, and what tells them from those of other jobs."""
+    """(this process's rank, the number of ranks, a text that tells this job from others)"""
     described = "\0".join(env.get(name, "") for name in _SHARED)
     met = torch.distributed.is_available() and torch.distributed.is_initialized()
-    told = _agreed() if met and "MASTER_PORT" not in env else described
+    name = _agreed() if met and "MASTER_PORT" not in env else described
     with contextlib.suppress(KeyError, ValueError):
-        return int(env["RANK"]), int(env["WORLD_SIZE"]), told or described
+        return int(env["RANK"]), int(env["WORLD_SIZE"]), name or described
     # torch.multiprocessing.spawn and Lightning's own launcher tell a process's rank to torch alone.
-    if met and told:
-        return torch.distributed.get_rank(), torch.distributed.get_world_size(), told
+    if met and name:
+        return torch.distributed.get_rank(), torch.distributed.get_world_size(), name
     return 0, 1, ""
 
 
 def _agreed() -> str:
-    """What the first rank to ask has told torch.distributed's store, by which the ranks met: the environment says nothing of an
-    ``init_method`` such as ``tcp://host:port``. Empty without such a store."""
+    """A name for the job on which its ranks agree, through the store of torch.distributed by which they met. Empty without a store.
+
+    The environment tells nothing about an ``init_method`` such as ``tcp://host:port``.
+    """
     with contextlib.suppress(Exception):
         store = torch.distributed.distributed_c10d._get_default_store()
         return str(store.compare_set("offload/job", "", uuid.uuid4().hex).decode())

@@ -25,13 +25,13 @@ from offload.pipeline.program.output_tail import Teller
 from offload.pipeline.work.environment import keep_freed_memory
 from offload.pipeline.work.watchdog import NoReports, Watch
 
-KEPT_S = 30.0  # time for the next iteration to come: after as long a break, the start of processes does not matter
+KEPT_S = 30.0  # time for the next iteration to come. After such a break, the start of processes does not matter
 STUCK_S = 10.0  # time for the user's code of an ended iteration to end
 KEPT_PER_CORE = 4  # processes of all loaders that rest: one each for training, validation and test data, and one more
 
 
 class Read(NamedTuple):
-    """What a reader did: the number of batches that it made, whether they were the last, and their cost."""
+    """The result of a call: the number of batches made, whether they were the last, and their cost."""
 
     batches: int
     ended: bool
@@ -43,7 +43,7 @@ class IterableReader:
 
     def __init__(self, run: Any = None) -> None:
         keep_freed_memory()
-        gc.freeze()  # what this process has imported: the collections below need not look at it
+        gc.freeze()  # collections need not look at imported modules
         self._teller = Teller(run)
         self._watch = Watch(NoReports())
         self._packed: PackedRecipe | None = None
@@ -75,8 +75,9 @@ class IterableReader:
             if (batch := next(self._batches, None)) is None:
                 ended = True
                 break
-            items.append(batch[0])
-            samples += batch[1]
+            packed, count = batch
+            items.append(packed)
+            samples += count
         block = FinishedBatches(tuple(items), samples)
         cost = Cost(
             rows=samples,
@@ -87,7 +88,7 @@ class IterableReader:
         return block, Read(len(items), ended, cost)
 
     def rest(self) -> bool:
-        """Forget the iteration. Return whether this process may serve another: not if each iteration leaves threads behind."""
+        """Forget the iteration. Return whether this process may serve another: not if iterations leave threads behind."""
         self._packed = self._batches = None
         gc.collect()
         threads = threading.active_count()
@@ -119,13 +120,18 @@ class ReadingProcess:
 
     @property
     def was_gone(self) -> bool:
-        """Whether a process that rested had ended before its present iteration began. Ask after an error that ends all its calls."""
+        """Whether a reused process was already gone when its present iteration began. Valid after an error that ends all its calls."""
         return self.kept and self.begun is not None and self.begun.exception() is not None
 
 
 @dataclass
 class _Rest:
-    """The rest of a reader. ``ready``: the user's code of its last iteration has ended."""
+    """The rest of a reader.
+
+    Args:
+        since: the time at which its last iteration ended.
+        ready: the user's code of that iteration has ended, too.
+    """
 
     since: float
     ready: bool = False
@@ -146,23 +152,25 @@ class Resting:
         self._rests[reader] = _Rest(now)
 
     def ready(self, reader: ReadingProcess, most: int) -> list[ReadingProcess]:
-        """Note that a reader could serve another iteration. Return the surplus: an older one in the same place, or the oldest if there are
-        more than ``most``. The readers of the same loader are no surplus."""
+        """Note that a reader could serve another iteration. Return the surplus readers, to be ended.
+
+        A surplus is an older reader of the same worker, and the oldest readers of other loaders if more than ``most`` are ready.
+        """
         if reader not in self._rests:
             return []
         rest = self._rests.pop(reader)
         same = [other for other in self._ready() if (other.owner, other.worker) == (reader.owner, reader.worker)]
         self._rests[reader] = _Rest(rest.since, ready=True)
-        others = [other for other in self._ready() if other.owner != reader.owner]
+        of_others = [other for other in self._ready() if other.owner != reader.owner]
         over = max(len(self._ready()) - len(same) - most, 0)
-        return self._dropped([*same, *others[:over]])
+        return self._dropped([*same, *of_others[:over]])
 
     def awaited(self, owner: str) -> bool:
-        """Whether user's code still runs in a reader of this loader."""
+        """Return whether the user's code still runs in a reader of this loader."""
         return any(reader.owner == owner and not rest.ready for reader, rest in self._rests.items())
 
-    def pop(self, owner: str, worker: int, nodes: Collection[str]) -> ReadingProcess | None:
-        """A reader that is ready, for an iteration of this loader; None if there is none on these nodes."""
+    def reuse(self, owner: str, worker: int, nodes: Collection[str]) -> ReadingProcess | None:
+        """End the rest of a reader of this loader's worker that is ready, and return it. None if there is none on these nodes."""
         for reader in self._ready():
             if (reader.owner, reader.worker) == (owner, worker) and reader.node in nodes:
                 del self._rests[reader]

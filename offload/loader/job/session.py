@@ -1,6 +1,6 @@
 """This process's connection to the feed, which all its DataLoaders share.
 
-It begins with the first batch that anybody wants, and ends some seconds after the last loader is gone, or with the process. A Ray that
+It begins with the first batch that a loader needs, and ends some seconds after the last loader is gone, or with the process. A Ray that
 it started ends with it. The ranks of a job on one machine share the Ray that the first of them starts.
 """
 
@@ -36,7 +36,7 @@ from offload.train.cluster.ray_processes import no_new_ray, on_first_use
 
 LINGER_S = 10.0  # time for another loader to come: a new Ray takes seconds
 BEAT_S = 5.0
-SHARE_S = 60.0  # time for processes that reserve no CPUs to take the place of those that do
+SHARE_S = 60.0  # time for processes without reserved CPUs to replace those with reserved ones
 THREADS = 32
 THREADS_PER_RANK = 4
 NAMESPACE = "offload"
@@ -55,7 +55,7 @@ class FeedSession:
         self._renewing = threading.Lock()
         self._iterations: set[str] = set()
         self.is_programs = False
-        """Whether the program's own code uses its Ray, too: then it stays until the program ends it."""
+        """Whether the program's own code uses the session's Ray, too. Ray then stays until the program ends it."""
         self._job, self._placement = Ranks.of(), placement
         try:
             cluster = self._stack.enter_context(shared(self._job, address))
@@ -69,7 +69,7 @@ class FeedSession:
 
     @property
     def ended(self) -> bool:
-        """Whether it is over, or the connection to its Ray."""
+        """Whether the session is over, or its connection to Ray."""
         return self._ended.is_set() or here() != self._cluster_address
 
     @property
@@ -130,7 +130,7 @@ class FeedSession:
             self._lost = True
 
     def make_room(self) -> None:
-        """Let others have the cores: give them back, or share them while an iteration needs them."""
+        """Free the cores for others: give them back, or share them while an iteration needs them."""
         if self.ended or self._lost or self.is_shared:
             return
         if self.is_idle:
@@ -210,8 +210,11 @@ _users: dict[tuple[str | None, str], set[str]] = {}
 
 
 def _key(address: str | None, placement: str) -> tuple[str | None, str]:
-    """The key of the session. A process has one connection to Ray, whatever names its loaders give to the cluster: sessions of their own
-    would compete for its cores. Raises ConfigError if ``address`` is that of another cluster."""
+    """The key of the session for this cluster.
+
+    A process has one connection to Ray, by whatever names its loaders call the cluster. Two sessions there would compete for its cores.
+    Raises ConfigError if ``address`` is that of another cluster.
+    """
     for known, session in _sessions.items():
         if known[1] == placement and not session.ended:
             if known[0] != address:
@@ -224,18 +227,18 @@ def _on_a_lasting_thread(make: Callable[[], FeedSession]) -> FeedSession:
     """Call ``make`` on the main thread, or on one that never ends: Linux ends Ray's processes with the thread that started them."""
     if threading.current_thread() is threading.main_thread():
         return make()
-    made: Future[FeedSession] = Future()
+    session: Future[FeedSession] = Future()
 
     def run() -> None:
         try:
-            made.set_result(make())
+            session.set_result(make())
         except BaseException as error:
-            made.set_exception(error)
+            session.set_exception(error)
         else:
             threading.Event().wait()
 
     threading.Thread(target=run, daemon=True, name="offload-loader-ray").start()
-    return made.result()
+    return session.result()
 
 
 def _release(user: str) -> None:
@@ -261,15 +264,18 @@ def _end_later() -> None:
 
 
 def _end_unless_later(look: object) -> None:
-    """End the sessions that no loader uses, unless a loader has gone since: another may follow it as soon."""
+    """End the sessions that no loader uses, unless another loader has gone since: that starts the time anew."""
     if look is _newest_look:
         end_unused()
 
 
 def end_unused() -> None:
-    """End the sessions that no loader uses. While another session, a run or the program's own code uses this process's Ray, only give back
-    their cores: one of them may have started the Ray of all. Ranks of a job keep theirs until their end, since others may need it. A
-    loader that begins meanwhile waits: the Ray that it would find is about to end."""
+    """End the sessions that no loader uses.
+
+    While another session, a run or the program's own code uses this process's Ray, only give back their cores: an unused session may have
+    started the Ray of all. Ranks of a job keep their sessions to the end, since other ranks may need them. A loader that begins meanwhile
+    waits, since the Ray that it would find is about to end.
+    """
     with unless_used() as free, _lock:
         unused = [key for key in _sessions if not _users.get(key) and not _sessions[key].is_shared]
         free = free and not any(session.is_programs and not session.ended for session in _sessions.values())
@@ -323,7 +329,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _feed_of(job: Ranks, cluster: Cluster, placement: str) -> tuple[Any, Mapping[str, float]]:
-    """The job's feed, made by whichever rank comes first, and its CPUs by node id if this rank made it."""
+    """(the job's feed, its CPUs by node id if this rank made it). The first rank to come makes the feed."""
     name = f"loader-{job.name}-{placement}" if job.world_size > 1 else None
     if name is not None:
         keep_to_logs(name)

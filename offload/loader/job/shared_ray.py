@@ -21,7 +21,7 @@ from offload.process import forks
 from offload.train.cluster.connection import Cluster, kept
 from offload.train.cluster.ray_settings import token_in_use
 
-OTHERS_S = 600.0  # time for the other ranks to be done with a Ray that this process started
+OTHERS_S = 600.0  # time for the other ranks to finish with a Ray that this process started
 LOOK_S = 0.5
 TOKEN = "RAY_AUTH_TOKEN"
 
@@ -60,7 +60,7 @@ class _Meeting:
         fcntl.flock(self._mine, fcntl.LOCK_SH)
         with contextlib.suppress(OSError, ValueError, KeyError):
             known = json.loads(self._path.read_text(encoding="utf-8"))
-            os.kill(known["pid"], 0)
+            os.kill(known["pid"], 0)  # a file may be left from a job whose first rank was killed
             self.address = known["address"]
             if known["token"]:
                 self._token_before = os.environ.get(TOKEN, "")
@@ -87,8 +87,10 @@ class _Meeting:
         self._release()
 
     def wait_for_others(self) -> None:
-        """Wait until no other rank uses the Ray that this one started. After an exception in the program, do not wait: the launcher must
-        see this rank's end, and then ends the others."""
+        """Wait until no other rank uses the Ray that this one started.
+
+        After an exception in the program, do not wait: the launcher must see this rank's end before it ends the others.
+        """
         if not self.owner or self._mine is None or hasattr(sys, "last_value"):
             return
         until = time.monotonic() + OTHERS_S
@@ -108,7 +110,7 @@ class _Meeting:
             self._mine.close()
 
     def _release(self) -> None:
-        if self._token_before is not None:  # the user's next programs must not inherit it
+        if self._token_before is not None:  # programs that the user starts later must not inherit the token
             os.environ.pop(TOKEN, None)
             if self._token_before:
                 os.environ[TOKEN] = self._token_before

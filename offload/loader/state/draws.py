@@ -22,8 +22,10 @@ from offload.train.checkpoints.plain import NotPlainError
 
 
 def state_of(samplers: Iterable[Any], generator: torch.Generator | None, dataset: Any = None) -> dict[str, Any]:
-    """The state of everything from which samplers usually draw: the global generators, the loader's, their own, and their epochs. A data
-    set may have an epoch, too."""
+    """The state of everything from which samplers usually draw: the global generators, the loader's, their own, and their epochs.
+
+    A data set may have an epoch, too.
+    """
     return {
         "random": global_state(),
         "generator": _state_of_generator(generator),
@@ -33,16 +35,20 @@ def state_of(samplers: Iterable[Any], generator: torch.Generator | None, dataset
 
 
 def generators_of(samplers: Iterable[Any], generator: torch.Generator | None) -> dict[str, Any]:
-    """The state of the generators that the loader and its samplers hold, and that of samplers which tell their own. A program that resumes
-    between two epochs has the global ones in its own hands, and a sampler's epoch."""
+    """The state of the generators that the loader and its samplers hold, and of samplers with a ``state_dict``.
+
+    A program that resumes between two epochs sets the global generators and a sampler's epoch itself.
+    """
     return {"generator": _state_of_generator(generator), "samplers": [_state_between(sampler) for sampler in samplers]}
 
 
 def restore_own(
     state: Mapping[str, Any], samplers: Iterable[Any], generator: torch.Generator | None, dataset: Any = None
 ) -> None:
-    """Set the loader's own generator and what the state holds of the samplers back to it. What the loader does not have any more, as after
-    a change of its arguments between two epochs, is left out."""
+    """Set the loader's own generator and its samplers back to the state.
+
+    Parts that the loader no longer has, such as after a change of its arguments between two epochs, are left out.
+    """
     _restore_generator(generator, state["generator"])
     for sampler, of_sampler in zip(samplers, state["samplers"], strict=False):
         if of_sampler.get("class") in (None, type(sampler).__qualname__):
@@ -54,52 +60,50 @@ def restore_own(
 def restore(
     state: Mapping[str, Any], samplers: Iterable[Any], generator: torch.Generator | None, dataset: Any = None
 ) -> SecondGenerators:
-    """Set them back to the beginning of an epoch, and return the global generators, to be used aside."""
+    """Do as :func:`restore_own`, and return the global generators of the state, to be used beside the program's."""
     restore_own(state, samplers, generator, dataset)
     return SecondGenerators(state["random"])
 
 
 def written(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state of this module as data that JSON holds. A sampler's own state that is an object stays one."""
-    made = {name: encoded(each, name) for name, each in state.items() if name not in ("random", "samplers")}
+    """A state of this module as plain data for JSON. A sampler's own state that is an object stays an object."""
+    plain = {name: encoded(value, name) for name, value in state.items() if name not in ("random", "samplers")}
     if "random" in state:
         version, words, gauss = state["random"]["python"]
-        python = {
-            "version": version,
-            "words": np.array(words, np.uint32),
-            "gauss": gauss,
-        }  # as a list, they would be twice as long
-        made["random"] = encoded({**state["random"], "python": python}, "the global generators")
-    return {**made, "samplers": [_written_sampler(each) for each in state["samplers"]]}
+        # An array of words: as a list, they would be twice as long.
+        python = {"version": version, "words": np.array(words, np.uint32), "gauss": gauss}
+        plain["random"] = encoded({**state["random"], "python": python}, "the global generators")
+    return {**plain, "samplers": [_written_sampler(sampler) for sampler in state["samplers"]]}
 
 
-def read(found: Mapping[str, Any]) -> dict[str, Any]:
+def read(plain: Mapping[str, Any]) -> dict[str, Any]:
     """The inverse of :func:`written`. Raises ValueError, KeyError, TypeError, AttributeError or RuntimeError for anything else."""
-    state = {name: decoded(each) for name, each in found.items() if name != "samplers"}
+    state = {name: decoded(value) for name, value in plain.items() if name != "samplers"}
     if "random" in state:
         python = state["random"]["python"]
         words = tuple(python["words"].tolist())
         state["random"] = {**state["random"], "python": (python["version"], words, python["gauss"])}
-    return _checked({**state, "samplers": [_read_sampler(each) for each in found["samplers"]]})
+    return _checked({**state, "samplers": [_read_sampler(sampler) for sampler in plain["samplers"]]})
 
 
-def read_version_1(found: Mapping[str, Any]) -> dict[str, Any]:
+def read_version_1(saved: Mapping[str, Any]) -> dict[str, Any]:
     """A state of releases that wrote tensors. Raises as :func:`read` does."""
-    state = {name: found[name] for name in ("generator", "samplers", "drawn")}
-    if "numpy" in found:
-        kind, words, position, has_gauss, gauss = found["numpy"]
+    state = {name: saved[name] for name in ("generator", "samplers", "drawn")}
+    if "numpy" in saved:
+        kind, words, position, has_gauss, gauss = saved["numpy"]
         generator = {"key": np.array(words, np.uint32), "pos": position}
         numpy = {"bit_generator": kind, "state": generator, "has_gauss": has_gauss, "gauss": gauss}
-        state["random"] = {"python": found["python"], "numpy": numpy, "torch": found["torch"].cpu()}
+        state["random"] = {"python": saved["python"], "numpy": numpy, "torch": saved["torch"].cpu()}
     return _checked(state)
 
 
 def _checked(state: dict[str, Any]) -> dict[str, Any]:
+    """The state, if its generators can be set to it. Raises what they raise, and TypeError for other wrong types."""
     if "random" in state:
         with SecondGenerators(state["random"]).used():
             pass
-    for each in (state, *state["samplers"]):
-        if not isinstance(each.get("generator"), torch.Tensor | None):
+    for holder in (state, *state["samplers"]):
+        if not isinstance(holder.get("generator"), torch.Tensor | None):
             raise TypeError("the state of a generator is not a tensor")
     if not isinstance(state["drawn"], int | None):
         raise TypeError("the seed is not a number")
@@ -107,23 +111,25 @@ def _checked(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _written_sampler(state: Mapping[str, Any]) -> dict[str, Any]:
-    made = {name: encoded(each, name) for name, each in state.items() if name != "own"}
+    plain = {name: encoded(value, name) for name, value in state.items() if name != "own"}
     if "own" in state:
         try:
-            made["own"] = encoded(state["own"], "the state of a sampler")
+            plain["own"] = encoded(state["own"], "the state of a sampler")
         except NotPlainError:
-            made["object"] = copy.deepcopy(state["own"])
-    return made
+            plain["object"] = copy.deepcopy(state["own"])
+    return plain
 
 
-def _read_sampler(found: Mapping[str, Any]) -> dict[str, Any]:
-    state = {name: decoded(each) for name, each in found.items() if name != "object"}
-    return {**state, "own": found["object"]} if "object" in found else state
+def _read_sampler(plain: Mapping[str, Any]) -> dict[str, Any]:
+    state = {name: decoded(value) for name, value in plain.items() if name != "object"}
+    return {**state, "own": plain["object"]} if "object" in plain else state
 
 
 class SecondGenerators:
-    """A second set of global generators, for a resumed sampler: within :meth:`used`, Python, NumPy and torch draw from it, and the
-    program's own random numbers stay what they are."""
+    """A second set of global generators, for a resumed sampler.
+
+    Within :meth:`used`, Python, NumPy and torch draw from it, and the program's own random numbers stay unchanged.
+    """
 
     def __init__(self, state: Mapping[str, Any]) -> None:
         self._state = state
@@ -186,7 +192,8 @@ def _state_of_sampler(sampler: Any) -> dict[str, Any]:
         state["generator"] = own.get_state()
     if (epoch := _epoch(sampler)) is not None:
         state["epoch"] = epoch
-    # The order of a DistributedSampler depends on its epoch alone. torchdata's adds how far the last epoch came, and would skip so much.
+    # The order of a DistributedSampler depends on its epoch alone. torchdata's subclass also saves its place in the last epoch, which it
+    # would then skip.
     has_own = hasattr(sampler, "load_state_dict") and not isinstance(sampler, DistributedSampler)
     if has_own and _takes_nothing(getattr(sampler, "state_dict", None)):
         state["own"] = copy.deepcopy(sampler.state_dict())  # some give the dict that they go on to change
@@ -202,9 +209,9 @@ def _state_between(sampler: Any) -> dict[str, Any]:
     return state
 
 
-def _epoch(what: Any) -> int | None:
-    """The epoch of a sampler or a data set that can be told it."""
-    epoch = getattr(what, "epoch", None) if hasattr(what, "set_epoch") else None
+def _epoch(source: Any) -> int | None:
+    """The epoch of a sampler or data set with ``set_epoch``. None for others."""
+    epoch = getattr(source, "epoch", None) if hasattr(source, "set_epoch") else None
     return epoch if isinstance(epoch, int) else None
 
 
@@ -215,7 +222,10 @@ def _own(sampler: Any) -> torch.Generator | None:
 
 
 def _takes_nothing(method: Any) -> bool:
-    """Whether a method can be called without arguments. Some samplers want to be told the step for their state: the program keeps it."""
+    """Return whether a method can be called without arguments.
+
+    Some samplers need the program's step for their state. The program must then keep that state itself.
+    """
     try:
         inspect.signature(method).bind()
     except TypeError:

@@ -1,7 +1,7 @@
-"""State as what JSON holds: numbers, text, lists, and dicts whose keys are text.
+"""State as plain data for JSON: numbers, text, lists, and dicts whose keys are text.
 
 Checkpoints and loggers write a loader's state as JSON, while samplers tell theirs with tensors, arrays and tuples. :func:`encoded` writes
-these as text, and :func:`decoded` is its inverse. Where it stops: it takes what a checkpoint can hold, see
+these as text, and :func:`decoded` is its inverse. Where it stops: it takes only values that a checkpoint can hold, see
 :mod:`offload.train.checkpoints.plain`.
 """
 
@@ -23,8 +23,8 @@ TAG = "__offload_json__"
 
 
 def encoded(value: Any, where: str) -> Any:
-    """A copy of ``value`` that JSON holds. ``where``: its name in messages. Raises NotPlainError for an object that is not data."""
-    return _encoded(to_plain(value, where, lambda each: each.detach().cpu()))
+    """A copy of ``value`` as plain data for JSON. ``where``: its name in messages. Raises NotPlainError for an object that is not data."""
+    return _encoded(to_plain(value, where, lambda tensor: tensor.detach().cpu()))
 
 
 def decoded(value: Any) -> Any:
@@ -42,36 +42,35 @@ def _encoded(value: Any) -> Any:
     if value is None or kind in (bool, int, float, str):
         return value
     if kind is list:
-        return [_encoded(each) for each in value]
+        return [_encoded(item) for item in value]
     if kind is tuple:
-        return {TAG: "tuple", "content": [_encoded(each) for each in value]}
+        return {TAG: "tuple", "content": [_encoded(item) for item in value]}
     if kind is dict and TAG not in value and all(type(key) is str for key in value):
-        return {key: _encoded(each) for key, each in value.items()}
+        return {key: _encoded(item) for key, item in value.items()}
     if kind in (dict, OrderedDict):
-        return {TAG: kind.__name__, "content": [[_encoded(key), _encoded(each)] for key, each in value.items()]}
+        return {TAG: kind.__name__, "content": [[_encoded(key), _encoded(item)] for key, item in value.items()]}
     if (
         kind is torch.Tensor and value.dtype == torch.uint8 and value.ndim == 1
-    ):  # a generator's state, and the bytes of an array
+    ):  # a generator's state, or an array's bytes
         return {TAG: "octets", "content": _text(value.numpy().tobytes())}
     buffer = io.BytesIO()
-    torch.save(
-        value.clone() if isinstance(value, torch.Tensor) else value, buffer
-    )  # a view would bring all of its memory
+    # A view would bring all of its memory.
+    torch.save(value.clone() if isinstance(value, torch.Tensor) else value, buffer)
     return {TAG: "saved", "content": _text(buffer.getvalue())}
 
 
 def _decoded(value: Any) -> Any:
     if type(value) is list:
-        return [_decoded(each) for each in value]
+        return [_decoded(item) for item in value]
     if type(value) is not dict:
         return value
     if TAG not in value:
-        return {key: _decoded(each) for key, each in value.items()}
+        return {key: _decoded(item) for key, item in value.items()}
     kind, content = value[TAG], value["content"]
     if kind == "float":
         return float(content)
     if kind == "tuple":
-        return tuple(_decoded(each) for each in content)
+        return tuple(_decoded(item) for item in content)
     if kind == "octets":
         return (
             torch.frombuffer(bytearray(_bytes(content)), dtype=torch.uint8)
@@ -80,8 +79,8 @@ def _decoded(value: Any) -> Any:
         )
     if kind == "saved":
         return torch.load(io.BytesIO(_bytes(content)), weights_only=True)
-    made: type[dict[Any, Any]] = {"dict": dict, "OrderedDict": OrderedDict}[kind]
-    return made((_decoded(key), _decoded(each)) for key, each in content)
+    mapping: type[dict[Any, Any]] = {"dict": dict, "OrderedDict": OrderedDict}[kind]
+    return mapping((_decoded(key), _decoded(item)) for key, item in content)
 
 
 def _text(content: bytes) -> str:

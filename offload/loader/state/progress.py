@@ -1,8 +1,8 @@
 """The place of a DataLoader in its epochs, as a state that a checkpoint can hold.
 
-A sampler is the user's own code, and usually cannot say where it is. So the state holds what the sampler drew its random numbers from when
-the epoch began, and how many batches the program has got since. A resumed loader draws the epoch's indices again and leaves these out.
-That is right only if it draws the same indices: the state also holds the arguments that decide it, and the checksum of those batches.
+A sampler is the user's own code, and usually cannot tell its place. So the state holds the random generators at the beginning of the epoch,
+and the number of batches that the program has had since. A resumed loader draws the epoch's indices again and skips these batches. That is
+right only if it draws the same indices. So the state also holds the arguments that decide them, and the checksum of the skipped batches.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ class EpochProgress:
 
     Args:
         epoch: the number of epochs begun before.
-        batches: those that the program has got.
-        start: the state at the beginning of the epoch, as :func:`offload.loader.state.draws.state_of` gives it, with what the loader adds.
-        between: before the epoch has begun, the state of what the loader draws from alone, as
-            :func:`offload.loader.state.draws.generators_of` gives it.
+        batches: the number of batches that the program has had.
+        start: the state at the beginning of the epoch: :func:`offload.loader.state.draws.state_of`, and entries of the loader.
+        between: before the epoch has begun, the state of the loader's own generators:
+            :func:`offload.loader.state.draws.generators_of`.
         arguments: those of the epoch, see :func:`offload.loader.arguments.arguments_of`.
-        trail: the checksums of the batches that the sampler has given.
+        trail: the checksums of the batches that the sampler has drawn.
+        over: whether the epoch has ended.
     """
 
     epoch: int = 0
@@ -44,9 +45,9 @@ class EpochProgress:
     _written: Mapping[str, Any] | None = None  # ``start``: a program may ask for the state after each batch
 
     def state(self) -> dict[str, Any]:
-        """The place as plain data, which JSON holds, and which ``torch.load(weights_only=True)`` reads back."""
+        """The place as plain data, for JSON and for ``torch.load(weights_only=True)``."""
         if self.over or self.start is None:
-            # What the generators hold at the end of an epoch, the loader adds.
+            # At the end of an epoch, the loader adds the state of its generators.
             between = None if self.over or self.between is None else written(self.between)
             epoch = self.epoch + self.over
             return {"version": VERSION, "epoch": epoch, "batches": 0, "start": None, "between": between}
@@ -65,23 +66,23 @@ class EpochProgress:
     @classmethod
     def of(cls, state: object) -> EpochProgress:
         """The place that :meth:`state` described, in this release or in those that wrote tensors. Raises ConfigError for anything else."""
-        found = check_mapping("DataLoader: the state", state, sane="the result of state_dict()")
-        if found.get("version") not in (1, VERSION) or not {"epoch", "batches", "start"} <= found.keys():
+        saved = check_mapping("DataLoader: the state", state, sane="the result of state_dict()")
+        if saved.get("version") not in (1, VERSION) or not {"epoch", "batches", "start"} <= saved.keys():
             raise ConfigError(
-                f"this release of offload.DataLoader cannot read this state: it has the keys {', '.join(map(str, found)) or 'none'}. "
+                f"this release of offload.DataLoader cannot read this state: it has the keys {', '.join(map(str, saved)) or 'none'}. "
                 "Load the result of its state_dict()."
             )
-        epoch = check_count("DataLoader: the state's epoch", found["epoch"])
-        batches = check_count("DataLoader: the state's batches", found["batches"])
-        reads = read if found["version"] == VERSION else read_version_1
+        epoch = check_count("DataLoader: the state's epoch", saved["epoch"])
+        batches = check_count("DataLoader: the state's batches", saved["batches"])
+        reads = read if saved["version"] == VERSION else read_version_1
         try:
-            start, between = (None if part is None else reads(part) for part in (found["start"], found.get("between")))
-            arguments = dict(found.get("arguments", {}))
+            start, between = (None if part is None else reads(part) for part in (saved["start"], saved.get("between")))
+            arguments = dict(saved.get("arguments", {}))
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise ConfigError(
                 f"the state of the DataLoader is damaged ({type(error).__name__}: {error}). Load the result of state_dict() as it was."
             ) from None
-        if reads is read_version_1 and start is not None:  # it tells no other argument
+        if reads is read_version_1 and start is not None:  # that version holds no other argument
             arguments = {"generator": None if start["generator"] is None else GENERATOR}
         return cls(
             epoch=epoch,
@@ -89,16 +90,16 @@ class EpochProgress:
             start=start,
             between=between,
             arguments=arguments,
-            trail=Trail(batches, found.get("checksum")),
+            trail=Trail(batches, saved.get("checksum")),
         )
 
     def check_order(self, trail: Trail, *, random: bool, rank: int) -> None:
         """Compare the order of a resumed epoch with the one that the program has read so far.
 
         Args:
-            trail: of the batches that the sampler has given again.
-            random: whether it took random numbers for them, of those that the state holds.
-            rank: that of this process. If the state is another rank's, this rank had another order, which must come from no random numbers.
+            trail: the checksums of the batches that the sampler has drawn again.
+            random: whether it drew them from random generators of the state.
+            rank: this process's rank. If the state is another rank's, the orders differ, which is fine only without random numbers.
 
         Raises ConfigError if it is another order.
         """
@@ -106,7 +107,7 @@ class EpochProgress:
             return
         of_state = self.arguments.get("rank", rank)
         if rank != of_state:
-            if random or any("own" in each for each in self.start["samplers"]):
+            if random or any("own" in sampler for sampler in self.start["samplers"]):
                 raise other_rank(of_state, rank)
             return
         before, now = self.trail.after(self.batches), trail.after(self.batches)
@@ -119,9 +120,9 @@ class EpochProgress:
             )
 
 
-def too_few(batches: int, source: str, found: int) -> ConfigError:
-    """The error for an epoch that has fewer batches now than a state leaves out. ``source``: who gives them."""
+def too_few(batches: int, source: str, now: int) -> ConfigError:
+    """The error for an epoch that now has fewer batches than a state skips. ``source``: where the batches come from."""
     return ConfigError(
-        f"the state of the DataLoader was taken after {batches} batches of an epoch, and the {source} gives {found} now. "
+        f"the state of the DataLoader was taken after {batches} batches of an epoch, and the {source} gives {now} now. "
         "Resume with the data set, the sampler and the batch size with which the state was taken."
     )

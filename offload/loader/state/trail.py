@@ -1,7 +1,7 @@
-"""The checksum of the batches that a sampler has given in an epoch.
+"""The checksum of the batches that a sampler has drawn in an epoch.
 
-Of a sampler, nobody can tell from outside what its order depends on. But whoever resumes draws the batches again that were read before:
-their checksum shows whether the order is the same.
+Nobody can tell from outside what a sampler's order depends on. But a resumed epoch draws its first batches again, and their checksum shows
+whether the order is the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 
 class Trail:
-    """The checksums of an epoch's first batches, for each number of them that the program may have got at present.
+    """The checksums of an epoch's first batches, for each number of batches that the program may have had by now.
 
     ``batches``, ``checksum``: where the trail begins. A checksum is None if an index is an object that this module does not know.
     """
@@ -28,7 +28,7 @@ class Trail:
         self._checksums: dict[int, int | None] = {batches: checksum}
 
     def add(self, indices: Any, got: int) -> None:
-        """Add the next batch of the order. ``got``: the number of batches that the program has got; it will ask for no checksum before."""
+        """Add the next batch of the order. ``got``: the batches that the program has had, before which nobody will ask for a checksum."""
         checksum = _add(self._checksums[self._last], indices)
         self._last += 1
         self._checksums[self._last] = checksum
@@ -51,7 +51,7 @@ def _add(checksum: int | None, indices: Any) -> int | None:
 
 
 def _content(indices: Any) -> bytes:
-    if type(indices) is list:  # of integers, nearly always, and perhaps many: this is a tenth of the time
+    if type(indices) is list:  # nearly always of integers, perhaps many: this takes a tenth of the time of JSON
         with contextlib.suppress(TypeError, OverflowError):
             return b"%d:" % len(indices) + array("q", indices).tobytes()
     return _as_text(indices).encode()

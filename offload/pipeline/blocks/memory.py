@@ -1,8 +1,8 @@
 """Memory for blocks: reused for blocks that a process receives, and writable for blocks of the object store.
 
 The kernel clears fresh pages before it hands them out. For a block of 40 MB, that takes as long as receiving it, so a receiver uses its
-memory again and again. Ray hands its object store's memory out as read-only, but every row of a block has exactly one reader, which may do
-with it what it likes. torch has no read-only tensors: an in-place operation on a read-only mapping would crash the process.
+memory again and again. Ray hands out its object store's memory as read-only. But every row of a block has exactly one reader, which may
+write to it. torch has no read-only tensors: an in-place operation on a read-only mapping would crash the process.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class ReusedMemory:
         self._dropped: deque[int] = deque()
         self._lock = threading.Lock()
 
-    def take(self, size: int) -> Bytes:
-        """``size`` bytes of any content. Once nobody refers to the array or a view of it, its memory serves again."""
+    def lend(self, size: int) -> Bytes:
+        """Lend ``size`` bytes of any content. Once nobody refers to the array or a view of it, its memory is reused."""
         with self._lock:
-            fits = [each for each in self._free if size <= len(each) <= 2 * size]  # more would be wasted
-            # The next block may have some more rows.
+            fits = [memory for memory in self._free if size <= len(memory) <= 2 * size]  # a larger one would be wasted
+            # An eighth of slack: the next block may have a few more rows.
             whole = min(fits, key=len) if fits else np.empty(size + size // 8, np.uint8)
-            self._free = [each for each in self._free if each is not whole]
+            self._free = [memory for memory in self._free if memory is not whole]
             self._lent_bytes += len(whole)
-        # Of a slice, numpy would make `whole` the base of views.
+        # Not a slice of `whole`: views of it would refer to `whole`, and nobody would notice the end of the last one.
         lent = np.frombuffer(whole.data[:size], np.uint8)
         weakref.finalize(lent, self._give_back, whole).atexit = False
         return lent
@@ -74,7 +74,7 @@ class _OwnedMemory:
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         self._owner = array
         address = array.__array_interface__["data"][0]
-        forks.keeps(self)  # Ray must not hear of the end of a fork's copy
+        forks.keeps(self)  # a fork's copy must not release the block in Ray
         self.__array_interface__ = {**array.__array_interface__, "data": (address, False)}
 
 

@@ -39,8 +39,10 @@ class Packed:
 def pack(batch: Any, *, copied: bool = False, beside_bytes: int = BESIDE_BYTES, home: bool = False) -> Packed:
     """Pack a batch. Raises what pickling raises for objects that cannot be sent.
 
-    ``copied``: copy the contents, since the batch's memory may change before they are stored. ``beside_bytes``: contents from this size on
-    travel beside the pickle. ``home``: it goes to the process that has sent the classes of its objects.
+    Args:
+        copied: copy the contents, since the batch's memory may change before they are stored.
+        beside_bytes: the least size of contents that travel beside the pickle.
+        home: the batch goes to the process that has sent the classes of its objects.
     """
     contents: list[Array] = []
 
@@ -77,7 +79,7 @@ _OWN_WAY = (torch.nn.Parameter, torch.nn.UninitializedParameter, torch.nn.Buffer
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's values lie in this process's memory like those of an array, and pickling it needs nothing but its attributes."""
+    """Return whether the tensor's values lie in memory like an array's, and its attributes are all else that a pickle needs."""
     return (
         type(tensor).__reduce_ex__ is torch.Tensor.__reduce_ex__
         and not isinstance(tensor, _OWN_WAY)
@@ -98,7 +100,10 @@ def _laid_out(tensor: torch.Tensor) -> tuple[Array, torch.dtype, tuple[int, ...]
 
 
 def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether the elements lie in memory without gaps and overlaps, in the order of some permutation of the dimensions."""
+    """Return whether the elements fill a stretch of memory without gaps or overlaps, in some order of the dimensions.
+
+    That holds if, in the order of strides, each stride is the product of the sizes before it.
+    """
     expected = 1
     for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size != 1):
         if stride != expected:
@@ -108,7 +113,7 @@ def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def _facts(tensor: torch.Tensor) -> tuple[type[torch.Tensor], bool, dict[str, Any]]:
-    """What a tensor has beside its values: its class, whether it requires a gradient, its attributes."""
+    """All that a tensor has beside its values: its class, whether it requires a gradient, its attributes."""
     return type(tensor), tensor.requires_grad, dict(getattr(tensor, "__dict__", {}))
 
 

@@ -32,7 +32,7 @@ class Pending(Protocol[_T_co]):
     """An answer that is still to come."""
 
     def done(self) -> bool:
-        """Whether it has arrived."""
+        """Return whether it has arrived."""
 
     def result(self) -> _T_co:
         """Wait for it. Raises its error."""
@@ -45,12 +45,18 @@ SECRET_S = 10.0  # time for a connection to show one
 ACCEPT_AGAIN_S = 0.1
 CONNECTED_S = 30.0  # time for a sender to connect: it may have other blocks to send first
 ASK_AGAIN_S = 1.0  # until a sender that starts is asked for again
-AGAIN_S, AGAIN_MOST_S = 30.0, 3600.0  # until a sender that failed is tried again: the first time, and at most
+AGAIN_S, AGAIN_MOST_S = 30.0, 3600.0  # until a sender that failed is tried again: after the first failure, and at most
 
 
 @dataclass(frozen=True)
 class Missed:
-    """A block did not come. ``way``: the connection failed, so other blocks would fail too. ``tell``: a firewall may be the reason."""
+    """The reason why a block did not come.
+
+    Args:
+        reason: an error in a line.
+        way: the connection failed, so other blocks would fail, too.
+        tell: a firewall may be the reason, which is worth a remark.
+    """
 
     reason: str
     way: bool = True
@@ -80,7 +86,7 @@ class Expected:
 
 
 class BlockReceiver:
-    """The port of a worker. Raises OSError if the worker cannot listen on ``host``."""
+    """The port on which a worker receives blocks. Raises OSError if it cannot listen on ``host``."""
 
     def __init__(self, host: str) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -133,7 +139,7 @@ class BlockReceiver:
     def _receive(self, connection: socket.socket) -> None:
         with connection:
             try:
-                expected = self._known(connection)
+                expected = self._identify(connection)
             finally:
                 self._strangers.release()
             if expected is None:
@@ -143,11 +149,12 @@ class BlockReceiver:
             try:
                 connection.sendall(expected.ticket[1])
                 stream.time_out(connection, STALLED_S)
-                expected.settle(stream.receive(connection, self._memory.take))
+                expected.settle(stream.receive(connection, self._memory.lend))
             except BaseException as error:  # a column's own type may raise anything
                 expected.settle(Missed(_line(error)))
 
-    def _known(self, connection: socket.socket) -> Expected | None:
+    def _identify(self, connection: socket.socket) -> Expected | None:
+        """The expected block whose secret this connection shows. None for a stranger."""
         with contextlib.suppress(OSError):
             stream.time_out(connection, SECRET_S)
             return self._expected.pop(connection.recv(SECRET_BYTES, socket.MSG_WAITALL), None)
@@ -196,8 +203,10 @@ class DirectBlocks:
         self._lock = threading.Lock()
 
     def fetch(self, ref: ray.ObjectRef[Any], node: str, rows: Rows = None) -> Callable[[], Any] | None:
-        """Ask for a block of this node, or for some of its rows. Return a function that waits for it, and returns None if it did not come.
-        Return None itself if it must come through Ray."""
+        """Ask for a block of this node, or for some of its rows.
+
+        Return a function that waits for the block, and returns None if it did not come. Return None if it must come through Ray.
+        """
         if not node:
             return None
         with self._lock:
@@ -221,6 +230,7 @@ class DirectBlocks:
                 self._receiver = None
 
     def _sender(self, node: str, route: _Route) -> Any:
+        """The sender of a node. None until it has started, and while its route is closed."""
         now = time.monotonic()
         if route.sender is None and now >= route.closed_until:
             route.asked = route.asked or self._senders.sender(node)
@@ -242,13 +252,13 @@ class DirectBlocks:
             self._miss(receiver, route, sender, node, expected, Missed(_line(error)))
             return None
 
-        def told(sent: Future[None]) -> None:
+        def settle(sent: Future[None]) -> None:
             if (error := sent.exception()) is not None:
                 receiver.forget(expected)
                 way, tell = not isinstance(error, NoBlockError), isinstance(error, OSError)
                 expected.settle(Missed(_line(error), way, tell))
 
-        sent.add_done_callback(told)
+        sent.add_done_callback(settle)
 
         def block() -> Any:
             outcome = expected.wait()

@@ -2,8 +2,8 @@
 
 Ray's daemons copy a block from one node's object store into the other's. That takes more than twice the CPU time of a TCP connection. Here,
 an actor on the block's node reads it in the object store and writes it to a connection. The worker reads it
-into its own memory (:mod:`offload.pipeline.blocks.receiver`). The block stays in the object store until the worker has it: Ray keeps
-account of it as before, and where a connection fails, the worker fetches the block through Ray.
+into its own memory (:mod:`offload.pipeline.blocks.receiver`). The block stays in the object store until the worker has it, so Ray still
+counts it. If a connection fails, the worker fetches the block through Ray.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Rows = tuple[int, int] | None
 """The rows ``[start, stop)`` of a block that is a table; None for a whole block of any type."""
 
 Ticket = tuple[bytes, bytes]
-"""Two secrets of SECRET_BYTES each: what the sender shows, and what the worker shows in return."""
+"""Two secrets of SECRET_BYTES each: the one that the sender shows, and the one that the worker shows in return."""
 
 
 class NoBlockError(LookupError):
@@ -74,18 +74,18 @@ class BlockSender:
 
 
 def _block(ref: ray.ObjectRef[Any], rows: Rows) -> Any:
+    """These rows of a block on this node. Raises NoBlockError."""
     try:
-        found = ref.future().result(
-            HERE_S
-        )  # not ray.get, which would hold up all other threads if the block is not here
+        # Not ray.get, which would hold up all other threads if the block is not here.
+        block = ref.future().result(HERE_S)
     except (TimeoutError, ray.exceptions.RayError) as error:
         raise NoBlockError(f"{type(error).__name__}: {error}") from None
     if rows is None:
-        return found
-    if not isinstance(found, pa.Table):
-        raise NoBlockError(f"{type(found).__name__} is no Arrow table")
+        return block
+    if not isinstance(block, pa.Table):
+        raise NoBlockError(f"{type(block).__name__} is no Arrow table")
     start, stop = rows
-    return found.slice(start, stop - start)
+    return block.slice(start, stop - start)
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class BlockSenders:
         self._lock = threading.Lock()
 
     def of(self, node: str) -> Any:
-        """The sender of a node. None while it starts, if it could not start, or if the node makes no blocks."""
+        """The sender of a node. None while it starts, if it could not start, and if the node makes no blocks."""
         with self._lock:
             self._end_unused()
             if node not in self._nodes():

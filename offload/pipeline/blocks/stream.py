@@ -1,4 +1,4 @@
-"""A block on a TCP connection: an Arrow table as a stream of Arrow's, any other object as a pickle and the contents beside it.
+"""A block on a TCP connection: a table as an Arrow stream, any other object as a pickle with the contents beside it.
 
 Where it stops: who may connect to whom is :mod:`offload.pipeline.blocks.sender`'s and the receiver's business. A pickle runs code, as Ray's
 own connections do.
@@ -22,7 +22,7 @@ _HEAD = struct.Struct("!QQ")  # the number of a pickle's parts, 0 for a table, a
 _SIZE_BYTES = 8  # of a part's size
 _ALIGNED_BYTES = 64  # each part begins at a multiple, as contents do in the object store
 _RECEIVED_BYTES = 4 << 20  # per call: after each, the thread must get Python's lock again
-_WAKING_BYTES = 512 << 10  # wakes the receiving thread: each time costs as much as copying 20 kB
+_WAKING_BYTES = 512 << 10  # until the receiving thread wakes, which costs as much as copying 20 kB
 
 
 class BrokenStreamError(OSError):
@@ -43,8 +43,10 @@ def send(connection: socket.socket, block: Any) -> None:
 
 
 def receive(connection: socket.socket, memory: Callable[[int], Bytes]) -> Any:
-    """A block that :func:`send` sends. ``memory``: returns memory for so many bytes. Raises OSError; BrokenStreamError if it is not
-    complete."""
+    """Receive a block that :func:`send` sends. ``memory``: returns memory for a number of bytes.
+
+    Raises OSError, and BrokenStreamError if the block is not complete.
+    """
     # A call also returns when the connection ends or its time limit passes.
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _WAKING_BYTES)
     head = bytearray(_HEAD.size)
@@ -59,8 +61,10 @@ def receive(connection: socket.socket, memory: Callable[[int], Bytes]) -> Any:
 
 
 def time_out(connection: socket.socket, seconds: float) -> None:
-    """Limit the waiting of each receiving call to so many seconds. The first call that gets nothing meanwhile fails. Unlike ``settimeout``,
-    this lets one call receive many packets."""
+    """Limit how long each receiving call waits. A call that gets nothing in this time fails.
+
+    Unlike ``settimeout``, this lets one call receive many packets.
+    """
     connection.settimeout(None)
     connection.setsockopt(
         socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
@@ -77,7 +81,7 @@ def _fill(connection: socket.socket, content: memoryview) -> None:
 def _send_pickle(connection: socket.socket, block: Any) -> None:
     beside: list[pickle.PickleBuffer] = []
     structure = cloudpickle.dumps(block, protocol=5, buffer_callback=beside.append)  # type: ignore[no-untyped-call]
-    parts = [structure, *(each.raw() for each in beside)]
+    parts = [structure, *(buffer.raw() for buffer in beside)]
     sizes = np.array([len(part) for part in parts], np.uint64)
     starts, end = _places(sizes)
     sink = _Sink(connection)

@@ -14,33 +14,37 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 
-def _kept(leaf: Any) -> Any:
+def _unchanged(leaf: Any) -> Any:
     return leaf
 
 
-def map_tensors(value: Any, change: Callable[[torch.Tensor], Any], change_other: Callable[[Any], Any] = _kept) -> Any:
-    """The structure (dicts and other mappings, lists, tuples, named tuples, dataclasses) with every tensor changed. ``change_other``
-    changes what is neither a tensor nor such a structure."""
+def map_tensors(
+    value: Any, change: Callable[[torch.Tensor], Any], change_other: Callable[[Any], Any] = _unchanged
+) -> Any:
+    """The structure (dicts and other mappings, lists, tuples, named tuples, dataclasses) with every tensor changed.
+
+    ``change_other`` changes everything that is neither a tensor nor such a structure.
+    """
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Mapping):
-        changed = {key: map_tensors(each, change, change_other) for key, each in value.items()}
+        changed = {key: map_tensors(part, change, change_other) for key, part in value.items()}
         if type(value) is dict:
             return changed
         whole: Any = copy.copy(value)
-        for key, each in changed.items():  # the outputs of Hugging Face's models refuse update()
-            whole[key] = each
+        for key, part in changed.items():  # the outputs of Hugging Face's models refuse update()
+            whole[key] = part
         return whole
     if isinstance(value, PackedSequence):  # torch wants its batch sizes on the CPU
         data, *orders = (
-            map_tensors(each, change, change_other)
-            for each in (value.data, value.sorted_indices, value.unsorted_indices)
+            map_tensors(part, change, change_other)
+            for part in (value.data, value.sorted_indices, value.unsorted_indices)
         )
         return type(value)(data, value.batch_sizes, *orders)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(each, change, change_other) for each in value))
+        return type(value)(*(map_tensors(part, change, change_other) for part in value))
     if isinstance(value, list | tuple):
-        return type(value)(map_tensors(each, change, change_other) for each in value)
+        return type(value)(map_tensors(part, change, change_other) for part in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         rebuilt: Any = copy.copy(value)
         for field in dataclasses.fields(value):
@@ -74,7 +78,7 @@ def moved(batch: Any, device: torch.device) -> Any:
 
 
 def record_use(batch: Any, device: torch.device, stream: Any) -> None:
-    """Note that the stream uses what the batch holds on the device: this memory must not serve another batch before."""
+    """Note that the stream uses the batch's memory on the device, which must not serve another batch before the stream is done."""
 
     def used(tensor: torch.Tensor) -> torch.Tensor:
         # A function of the user may return tensors on the CPU, too.
@@ -97,12 +101,12 @@ def record_use(batch: Any, device: torch.device, stream: Any) -> None:
 
 
 def _moves_itself(leaf: Any) -> bool:
-    # The class is asked: an object may make up its attributes.
+    # Look at the class: an object may make up attributes.
     return not isinstance(leaf, type | torch.nn.Module) and callable(getattr(type(leaf), "to", None))
 
 
 def _dense_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors of which a sparse or nested one consists: torch records the use of these alone."""
+    """The dense tensors of which a sparse or nested one consists: torch only records the use of dense ones."""
     if tensor.is_nested:
         nested: Any = tensor
         yield nested.values()
@@ -127,21 +131,21 @@ def _tensors_within(value: Any) -> Iterator[torch.Tensor]:
     """The tensors that an object holds in its attributes, however deep."""
     seen, coming = set[int](), [value]
     while coming:
-        each = coming.pop()
-        if id(each) in seen or isinstance(each, type | ModuleType | FunctionType):
+        current = coming.pop()
+        if id(current) in seen or isinstance(current, type | ModuleType | FunctionType):
             continue
-        seen.add(id(each))
-        if isinstance(each, torch.Tensor):
-            yield each
+        seen.add(id(current))
+        if isinstance(current, torch.Tensor):
+            yield current
             continue
         inside: Iterable[Any] = ()
-        if isinstance(each, Mapping):
-            inside = each.values()
-        elif isinstance(each, list | tuple | set):
-            inside = each
+        if isinstance(current, Mapping):
+            inside = current.values()
+        elif isinstance(current, list | tuple | set):
+            inside = current
         coming += [one for one in inside if type(one) not in _WITHOUT_TENSORS]
-        if isinstance(own := getattr(each, "__dict__", None), dict):
+        if isinstance(own := getattr(current, "__dict__", None), dict):
             coming += own.values()
-        slots = [kind.__dict__.get("__slots__", ()) for kind in type(each).__mro__]
+        slots = [kind.__dict__.get("__slots__", ()) for kind in type(current).__mro__]
         names = [name for of in slots for name in ([of] if isinstance(of, str) else of)]
-        coming += [getattr(each, name, None) for name in names if not name.startswith("__")]
+        coming += [getattr(current, name, None) for name in names if not name.startswith("__")]

@@ -1,5 +1,7 @@
-"""Values of samples: copies of those that a source keeps, since a transform may write to what it gets, and torchvision's annotations
-(boxes, masks, key points), which must change together with their image.
+"""Values of samples: copies for transforms, and torchvision's annotations.
+
+A transform may write to its sample, so it gets copies of values that a source keeps. Annotations (boxes, masks, key points) must change
+together with their image.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ _FIXED = frozenset({str, bytes, int, float, bool, complex, type(None)})
 
 
 def own(value: Any) -> Any:
-    """A copy of an array, a tensor or an image, and of lists, tuples, dicts, named tuples and dataclasses of these. Objects of other types
-    stay."""
+    """A copy of an array, a tensor or an image, and of lists, tuples, dicts, named tuples and dataclasses of these.
+
+    Read-only arrays and objects of other types stay.
+    """
     if type(value) in _FIXED:
         return value
     if isinstance(value, np.ndarray):
@@ -28,8 +32,8 @@ def own(value: Any) -> Any:
         return type(value)(map(own, value))
     if isinstance(value, dict):
         copied = copy.copy(value)  # an OrderedDict and a defaultdict remain what they are
-        for key, each in value.items():  # the outputs of Hugging Face's models refuse update()
-            copied[key] = own(each)
+        for key, part in value.items():  # the outputs of Hugging Face's models refuse update()
+            copied[key] = own(part)
         return copied
     if isinstance(value, tuple) and hasattr(value, "_make"):
         return value._make(map(own, value))
@@ -45,7 +49,7 @@ def own(value: Any) -> Any:
 
 
 def own_column(column: Column, *, shared: bool = True) -> Column:
-    """The column with copies of its values. ``shared``: whether its array is the source's, too, and not only the objects in it."""
+    """The column with copies of its values. ``shared``: the source keeps the array itself, and not only the objects in it."""
     if not isinstance(column, np.ndarray):
         return list(map(own, column))
     column = column.copy() if shared else column
@@ -62,7 +66,7 @@ def annotated_parts(sample: Mapping[str, Any]) -> dict[str, str]:
 
 
 def annotation(value: Any) -> str | None:
-    """The type of the first annotation in a part of a sample: None without any. Imports nothing."""
+    """The type of the first annotation in a part of a sample. None if there is none. Imports nothing."""
     tv_tensors = sys.modules.get("torchvision.tv_tensors")
     if tv_tensors is None:
         return None

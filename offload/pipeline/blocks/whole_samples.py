@@ -34,13 +34,13 @@ def rows_of(columns: Mapping[str, Any], rows: int) -> list[list[Any]]:
     """The samples of each row: those of the column :data:`SAMPLES`, or one dict of the columns' values."""
     if SAMPLES in columns:
         return list(columns[SAMPLES])
-    # By iteration: the rows of a pandas column have an index of their own.
+    # Iterate instead of indexing: a pandas column is indexed by labels, not by places.
     values: Iterable[tuple[Any, ...]] = zip(*columns.values(), strict=True) if columns else itertools.repeat((), rows)
     return [[dict(zip(columns, row, strict=True))] for row in values]
 
 
 def is_nested(column: Any) -> bool:
-    """Whether the rows of a column are dicts, lists or tuples that hold arrays. The first row that holds anything tells."""
+    """Return whether the rows of a column are dicts, lists or tuples that hold arrays, judged by the first row that holds anything."""
     if isinstance(column, np.ndarray) or not isinstance(column, Sequence):
         return False
     first = next((row for row in column if not _is_empty(row)), None)
@@ -48,8 +48,10 @@ def is_nested(column: Any) -> bool:
 
 
 def _is_empty(value: Any) -> bool:
-    """Whether a value is None, or a structure of nothing else, such as the crops of an image without objects. So is an array without
-    elements, as of an empty list in a Parquet file."""
+    """Return whether a value holds nothing: None, an array without elements, or a structure of nothing else.
+
+    Examples are the crops of an image without objects, and an empty list in a Parquet file.
+    """
     if isinstance(value, Mapping):
         return all(map(_is_empty, value.values()))
     if isinstance(value, np.ndarray):
@@ -103,8 +105,10 @@ def encode(rows: Sequence[Sequence[Any]]) -> dict[str, pa.Array]:
 
 
 def decode(columns: Columns) -> list[list[Any]]:
-    """The rows of samples of a block's decoded columns, which lose the columns of :func:`encode`. Large arrays are views of the block's
-    memory. Raises RunError for samples that cannot be loaded here."""
+    """The rows of samples in a block's decoded columns, from which this removes the columns of :func:`encode`.
+
+    Large arrays are views of the block's memory. Raises RunError for samples that cannot be loaded here.
+    """
     from offload.pipeline.blocks.packing import Packed, unpack
 
     rows = []

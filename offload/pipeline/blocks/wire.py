@@ -27,9 +27,9 @@ from offload.pipeline.program.pickling import dumps_back
 
 
 def as_arrays(lists: pa.Array) -> list[NDArray[Any]] | None:
-    """An array for each list, or for each list of lists of one length. The arrays can be written to.
+    """An array for each list, or for each list of lists of one length. The arrays are writable.
 
-    A missing float is NaN. None for lists of other things, for missing lists, for other missing numbers, and for lists whose own lists
+    A missing float is NaN. Return None if any list is missing or holds something else: other values, other missing numbers, or lists that
     differ in length.
     """
     kind = lists.type
@@ -43,7 +43,7 @@ def as_arrays(lists: pa.Array) -> list[NDArray[Any]] | None:
     if pa.types.is_integer(of) or pa.types.is_floating(of) or pa.types.is_boolean(of):
         if inner.null_count and not pa.types.is_floating(of):
             return None
-        numbers = np.array(inner.to_numpy(zero_copy_only=False))  # a copy: those of Arrow cannot be written to
+        numbers = np.array(inner.to_numpy(zero_copy_only=False))  # a copy, since Arrow's own are read-only
         return [numbers[start:stop] for start, stop in places]
     rows = as_arrays(inner)
     if not rows or any(len({row.shape for row in rows[start:stop]}) > 1 for start, stop in places):
@@ -70,7 +70,7 @@ class RaggedError(ValueError):
 
 
 class UnsendableError(TypeError):
-    """A value, ``what``, cannot travel in a block; ``instead`` is the remedy. ``column`` and ``row`` give its place once known."""
+    """A value cannot travel in a block. ``what`` describes it, ``instead`` is the remedy, ``column`` and ``row`` its place once known."""
 
     def __init__(self, what: str, instead: str, column: str = "", row: int = 0) -> None:
         super().__init__(f"{what} cannot be sent to a worker: {instead}")
@@ -93,7 +93,7 @@ def stack(name: str, rows: Sequence[Any]) -> Column:
     """
     if not len(rows) or any(row is None or isinstance(row, str | bytes | Mapping | set) for row in rows):
         return list(rows)
-    if all(isinstance(row, list | tuple) and not row for row in rows):  # perhaps of objects in images that have none
+    if all(isinstance(row, list | tuple) and not row for row in rows):  # such as the objects of images without any
         return list(rows)
     examples = {type(row): row for row in rows if not isinstance(row, list | tuple) or row}
     if any(map(_is_container, examples.values())):
@@ -117,7 +117,7 @@ def stack(name: str, rows: Sequence[Any]) -> Column:
 
 
 def _is_container(value: Any) -> bool:
-    """Whether this is an object of its own, or a list of such, that NumPy would take for a list of its items: a graph for its nodes."""
+    """Return whether NumPy would take this object, or the first of a list, for a list of its items, such as a graph for its nodes."""
     while isinstance(value, list | tuple) and value:
         value = value[0]
     kind = type(value)
@@ -129,7 +129,7 @@ def _is_container(value: Any) -> bool:
         memoryview(value)
     except TypeError:
         return True
-    return False  # its memory is that of an array
+    return False  # it exposes its memory as an array
 
 
 def common_dtype(dtypes: Iterable[np.dtype[Any]]) -> np.dtype[Any] | None:
@@ -141,13 +141,15 @@ def common_dtype(dtypes: Iterable[np.dtype[Any]]) -> np.dtype[Any] | None:
         same = len({dtype.kind for dtype in kinds}) == 1 and kinds[0].kind in "mMUS"
         return np.result_type(*kinds) if same else None
     result = np.result_type(*kinds)
-    # int64 and uint64 meet in float64, which holds neither.
+    # NumPy promotes int64 and uint64 to float64, which cannot hold all values of either.
     return None if result.kind == "f" and all(dtype.kind in "biu" for dtype in kinds) else result
 
 
 def stack_lists(name: str, rows: list[Any]) -> Column:
-    """Stack rows that are lists or arrays of numbers, as :func:`stack` does. Those of different lengths become a list of arrays, which
-    a transform may pad; other rows stay unchanged."""
+    """Stack rows that are lists or arrays of numbers, as :func:`stack` does.
+
+    Rows of different lengths become a list of arrays, which a transform may pad. Other rows stay unchanged.
+    """
     if not rows or not all(isinstance(row, list | np.ndarray) for row in rows):
         return rows
     try:
@@ -168,17 +170,19 @@ def join(parts: Sequence[Column]) -> Column:
 
 
 def listed(parts: Sequence[Column]) -> list[Any]:
-    """The rows of all parts. Those of an array of bools are Python's, as beside a missing one."""
+    """The rows of all parts. Bools become Python's, as they are in a column where one is missing."""
     plain = (p.tolist() if isinstance(p, np.ndarray) and p.dtype == bool and p.ndim == 1 else p for p in parts)
     return [row for part in plain for row in part]
 
 
 def typed(parts: Sequence[Column]) -> Sequence[Column]:
-    """The parts of a column, with None in those that hold NaN alone, where the others hold no numbers. Ray makes a column NaN in a block
-    where it has no value: nothing tells its type there."""
+    """The parts of a column, with None in those that hold only NaN, unless the other parts hold numbers.
+
+    Ray fills a column with NaN in a block where it has no value, since nothing tells its type there.
+    """
     unknown = [_is_nothing(part) for part in parts]
-    others = [part for part, nothing in zip(parts, unknown, strict=True) if len(part) and not nothing]
-    if not any(unknown) or all(map(_is_of_numbers, others)):
+    known = [part for part, nothing in zip(parts, unknown, strict=True) if len(part) and not nothing]
+    if not any(unknown) or all(map(_is_of_numbers, known)):
         return parts
     return [[None] * len(part) if nothing else part for part, nothing in zip(parts, unknown, strict=True)]
 
@@ -196,8 +200,10 @@ def _is_of_numbers(part: Column) -> bool:
 
 
 def parts_of_columns(pieces: Sequence[Columns], rows: Sequence[int]) -> dict[str, list[Column]]:
-    """The parts of each column of several pieces, which have so many ``rows``. What a piece lacks is None there, as Arrow and Ray fill
-    it: a member of some tar shards, or a column of some Parquet files."""
+    """The parts of each column, one from each piece. ``rows``: the number of rows of each piece.
+
+    A column that a piece lacks is None there, as Arrow and Ray fill it: a member of some tar shards, or a column of some Parquet files.
+    """
     names = dict.fromkeys(name for piece in pieces for name in piece)
     return {
         name: [piece[name] if name in piece else [None] * count for piece, count in zip(pieces, rows, strict=True)]
@@ -206,18 +212,20 @@ def parts_of_columns(pieces: Sequence[Columns], rows: Sequence[int]) -> dict[str
 
 
 def take(columns: Columns, rows: Sequence[int] | np.ndarray[Any, Any]) -> Columns:
-    """The selected rows of every column."""
-    return {n: _taken(c, rows) if isinstance(c, np.ndarray) else [c[i] for i in rows] for n, c in columns.items()}
+    """The rows with these numbers, of every column."""
+    return {n: _selected(c, rows) if isinstance(c, np.ndarray) else [c[i] for i in rows] for n, c in columns.items()}
 
 
-def _taken(column: Array, rows: Sequence[int] | np.ndarray[Any, Any]) -> Array:
-    # Several times as fast as column[rows] for rows of some numbers, but it would copy a column of another layout as a whole.
+def _selected(column: Array, rows: Sequence[int] | np.ndarray[Any, Any]) -> Array:
+    # For short rows, take() is several times as fast as column[rows]. But it first copies a column that is not contiguous.
     return column.take(rows, axis=0) if column.flags.c_contiguous and len(rows) else column[rows]
 
 
 def as_array(value: Any) -> Array:
-    """A PIL image, tensor, array, number or nested list as an array, in its own layout. Raises UnsendableError if its values do
-    not lie in memory like those of an array."""
+    """A PIL image, tensor, array, number or nested list as an array, in its own layout.
+
+    Raises UnsendableError if its values do not lie in memory like those of an array.
+    """
     if type(value) is np.ndarray:
         return value
     if is_tensor(value):
@@ -228,14 +236,14 @@ def as_array(value: Any) -> Array:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether the value is a tensor of torch, of any subclass. Imports nothing."""
-    # While another thread imports torch, its module lacks some names.
+    """Return whether the value is a tensor of torch, of any subclass. Imports nothing."""
+    # While another thread still imports torch, its module lacks some names.
     kind = getattr(sys.modules.get("torch"), "Tensor", None)
     return kind is not None and isinstance(value, kind)
 
 
 def is_pillow(value: Any) -> bool:
-    """Whether the value is an image of Pillow's. Imports nothing."""
+    """Return whether the value is an image of Pillow's. Imports nothing."""
     kind = getattr(sys.modules.get("PIL.Image"), "Image", None)
     return kind is not None and isinstance(value, kind)
 
@@ -311,8 +319,8 @@ def _encode_rows(name: str, rows: list[Any]) -> pa.Array:
         try:
             pickled.append(dumps_back(row))
         except Exception as error:  # a user's class may raise anything
-            what = f"an object of type {type(row).__name__} ({first_line(error)})"
-            raise UnsendableError(what, f"return {_PLAIN}", name, i) from None
+            value = f"an object of type {type(row).__name__} ({first_line(error)})"
+            raise UnsendableError(value, f"return {_PLAIN}", name, i) from None
     return pa.ExtensionArray.from_storage(ObjectType(), pa.array(pickled, pa.large_binary()))
 
 
@@ -360,8 +368,10 @@ def _decode(name: str, column: pa.ChunkedArray, foreign: bool) -> Column:
 
 
 def is_whole(column: pa.Array | pa.ChunkedArray) -> bool:
-    """Whether NumPy has a value for each row of a column of numbers or times. A missing float is NaN, whichever rows a chunk holds: pandas
-    writes NaN as missing. NumPy has no missing integer and no missing bool."""
+    """Return whether NumPy has a value for each row of a column of numbers or times.
+
+    A missing float is NaN, whichever rows a chunk holds, since pandas writes NaN as missing. NumPy has no missing integer or bool.
+    """
     return bool(pa.types.is_primitive(column.type)) and (
         column.null_count == 0 or bool(pa.types.is_floating(column.type))
     )

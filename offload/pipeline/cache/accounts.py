@@ -1,5 +1,4 @@
-"""What this process has read since it was last asked: bytes through caches, and the wait for a task's first file. Also why a cache no
-longer stores anything."""
+"""This process's reads since the last report: bytes through caches, the wait for a task's first file, and why a cache has failed."""
 
 from __future__ import annotations
 
@@ -9,8 +8,12 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """Bytes that came from caches and from storage. ``first_wait_s``: the seconds until the first file of a task had come from storage.
-    ``problem``: the reason, if a cache has begun to fail."""
+    """The bytes that came from caches and from storage.
+
+    Args:
+        first_wait_s: the seconds until a task's first file had come from storage.
+        problem: the reason, if a cache has begun to fail.
+    """
 
     cache_bytes: int = 0
     storage_bytes: int = 0
@@ -35,14 +38,14 @@ def count(*, cache_bytes: int = 0, storage_bytes: int = 0, first_wait_s: float =
 
 
 def tell(problem: str) -> None:
-    """Keep the reason why a cache stores nothing any more."""
+    """Note why a cache stores nothing any more."""
     global _since
     with _lock:
         _since = replace(_since, problem=problem)
 
 
-def taken() -> Account:
-    """What came since the last call."""
+def collect() -> Account:
+    """The account since the last call."""
     global _since
     with _lock:
         since, _since = _since, Account()

@@ -1,8 +1,8 @@
-"""Room in a cache: the files of its contents, the bytes that it uses, and what makes room for more.
+"""Room in a cache: the files of its contents, the bytes that it uses, and how it makes room for more.
 
-A content is a file with its version, its length and its checksum before it. All processes of a node share the number of bytes in use.
-Room comes from what killed processes have left, from sources that nobody uses, and from contents that their source no longer has.
-A lock on a file tells that its owner lives; the system releases it when a process ends, however it ends.
+A content is a file that begins with its version, length and checksum. All processes of a node share the number of bytes in use.
+Room comes from files of killed processes, from sources that nobody uses, and from contents that their source no longer has.
+A lock on a file shows that its owner lives: the system releases it when the process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Ledger:
         """Keep all other threads and processes out."""
         with self._lock:
             try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX)  # in here, since a signal's handler may raise right after it
+                fcntl.flock(self._fd, fcntl.LOCK_EX)  # inside the try, since a signal handler may raise right after it
                 yield
             finally:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
@@ -102,10 +102,10 @@ def read(path: str) -> tuple[int, bytes, float]:
 
 
 NEW, BUSY, SOURCES = "new", "busy", "sources"
-"""Folders: of files that are being written, of locks for contents that are being read from storage, and of contents by source."""
+"""Folders: files being written, locks for contents being read from storage, and contents by source."""
 USERS, SWEEP, SEARCHED = "users", "sweep", "searched"
-"""Files: the lock that every user shares, the lock of the one that makes room, and the time of the last search in a source."""
-SEARCH_S = 600.0  # between two searches of a source: each looks at all its contents
+"""Files: the lock that all users share, the lock of the process that makes room, and the time of a source's last search."""
+SEARCH_S = 600.0  # between two searches of a source, each of which looks at all its contents
 _BATCH = 128  # files removed at once, while nobody else can store
 
 
@@ -124,34 +124,36 @@ def locked(fd: int) -> bool:
 
 
 def tidy(folder: Path, ledger: Ledger, limit_bytes: int) -> None:
-    """Remove what killed processes have left, count anew, and keep to the limit. Only while nobody else uses the folder."""
+    """Remove files of killed processes, recount, and enforce the limit. Only while nobody else uses the folder."""
     _reclaim(folder, ledger)  # other threads of this process may already hold locks
     sources = [source.path for source in _entries(folder / SOURCES)]
-    used = sum(disk_bytes(each.stat().st_size) for source in sources for each in _contents(source))
+    used = sum(disk_bytes(file.stat().st_size) for source in sources for file in _contents(source))
     with ledger.held():
         ledger.used = used
     if used > limit_bytes:  # an earlier run had a larger one
-        oldest = sorted((each.stat().st_mtime, each.path) for source in sources for each in _contents(source))
+        oldest = sorted((file.stat().st_mtime, file.path) for source in sources for file in _contents(source))
         remove(ledger, (path for _, path in oldest), wanted=used - limit_bytes, at_once=1)
 
 
 def make(folder: Path, ledger: Ledger, wanted: int, *, own: Path, own_unused_since: float | None) -> bool:
-    """Make room for ``wanted`` bytes. Return whether there is any more room than before.
+    """Make room for ``wanted`` bytes. Return whether there is more room than before.
 
-    Only one process does so at a time; others return at once. ``own``: the caller's source, whose contents stay, except those unused since
-    ``own_unused_since``, if given. Raises OSError.
+    Only one process does so at a time; others return at once. Raises OSError.
+
+    Args:
+        own: the caller's source. Its contents stay, except those unused since ``own_unused_since``. None: all stay.
     """
     fd = open_lock(folder / SWEEP)
     try:
         if not locked(fd):
             return False
         freed = _reclaim(folder, ledger)
-        others = [Path(each.path) for each in _entries(folder / SOURCES) if each.path != str(own)]
-        for source in sorted(others, key=_last_use):
+        other_sources = [Path(entry.path) for entry in _entries(folder / SOURCES) if entry.path != str(own)]
+        for source in sorted(other_sources, key=_last_use):
             if freed < wanted:
                 freed += _evict(source, ledger, wanted - freed)
         if freed < wanted and own_unused_since is not None and _may_search(own):
-            paths = (each.path for each in _contents(own))
+            paths = (entry.path for entry in _contents(own))
             freed += remove(ledger, paths, unused_since=own_unused_since, wanted=wanted - freed)
         return freed > 0
     finally:
@@ -166,13 +168,16 @@ def remove(
     wanted: int | None = None,
     at_once: int = _BATCH,
 ) -> int:
-    """Remove contents, only those unused since a time if one is given, until ``wanted`` bytes are free. Return the bytes freed.
+    """Remove contents until ``wanted`` bytes are free. Return the bytes freed. Raises OSError.
 
-    Raises OSError.
+    Args:
+        unused_since: remove only contents unused since this time. None: remove any.
+        wanted: the bytes to free. None: remove all of ``paths``.
+        at_once: the files to remove while the ledger is held.
     """
     freed = 0
-    each = iter(paths)
-    while (wanted is None or freed < wanted) and (batch := list(itertools.islice(each, at_once))):
+    remaining = iter(paths)
+    while (wanted is None or freed < wanted) and (batch := list(itertools.islice(remaining, at_once))):
         with ledger.held():
             gone = 0
             for path in batch:
@@ -190,13 +195,13 @@ def _evict(source: Path, ledger: Ledger, wanted: int) -> int:
     """Remove contents of a source, if nobody uses it."""
     fd = open_lock(source / USERS)
     try:
-        return remove(ledger, (each.path for each in _contents(source)), wanted=wanted) if locked(fd) else 0
+        return remove(ledger, (entry.path for entry in _contents(source)), wanted=wanted) if locked(fd) else 0
     finally:
         os.close(fd)
 
 
 def _reclaim(folder: Path, ledger: Ledger) -> int:
-    """Remove files that a killed process was writing, and its locks."""
+    """Remove files that killed processes were writing, and their locks. Return the bytes freed."""
     freed = 0
     for path in itertools.chain(_files(folder / NEW), _files(folder / BUSY)):
         with ledger.held(), contextlib.suppress(FileNotFoundError):
@@ -214,7 +219,7 @@ def _reclaim(folder: Path, ledger: Ledger) -> int:
 
 
 def _may_search(source: Path) -> bool:
-    """Whether the last search of a source was long ago; if so, note this one."""
+    """Return whether the last search of a source was long ago. If so, note this one."""
     path = source / SEARCHED
     with contextlib.suppress(FileNotFoundError):
         if time.time() - path.stat().st_mtime < SEARCH_S:
@@ -236,10 +241,10 @@ def _contents(source: str | Path) -> Iterator[os.DirEntry[str]]:
 
 
 def _files(folder: Path) -> list[str]:
-    return [each.path for each in _entries(folder)]
+    return [entry.path for entry in _entries(folder)]
 
 
 def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as found:
-        return list(found)
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        return list(entries)
     return []

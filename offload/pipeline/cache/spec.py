@@ -29,7 +29,7 @@ _MOST = 2**60  # bytes
 
 @dataclass(frozen=True, kw_only=True)
 class CacheSpec:
-    """The cache of each node: its folder, its bound in bytes, and the user's text. Nothing exists yet."""
+    """A description of each node's cache: its folder, its limit in bytes, and the user's text. It creates nothing."""
 
     path: Path
     limit_bytes: int
@@ -64,14 +64,14 @@ def parse_cache(name: str, value: Any) -> CacheSpec | None:
 
 
 def _bytes(name: str, size: str) -> int:
-    found = _SIZE.fullmatch(size)
-    unit = found[2].upper() if found else ""
-    if found is None or unit not in _UNITS:
+    match = _SIZE.fullmatch(size)
+    unit = match[2].upper() if match else ""
+    if match is None or unit not in _UNITS:
         raise ConfigError(
             f"{name} must end with a size: a number and one of kB, MB, GB, TB, KiB, MiB, GiB, TiB, as in {SANE}, found "
             f"{shown(size)}."
         )
-    number = int(Decimal(found[1]) * _UNITS[unit])
+    number = int(Decimal(match[1]) * _UNITS[unit])
     if not 0 < number <= _MOST:
         raise ConfigError(f"{name} must have a size above 0 and below an exbibyte, as in {SANE}, found {shown(size)}.")
     return number
@@ -90,8 +90,7 @@ def in_units(size_bytes: int) -> str:
 def make_folder(spec: CacheSpec) -> None:
     """Make the folder of a cache, for this user alone.
 
-    Raises OSError, also if the parent of the user's folder is missing: a disk that is not mounted would otherwise be replaced by a folder
-    on another one.
+    Raises OSError. A missing parent is an error, too: if a disk is not mounted, the cache must not fill another one.
     """
     for folder in (spec.path, spec.folder):
         try:

@@ -1,13 +1,13 @@
 """A cache in a folder of a node, which all preprocessing processes of the node share, and those of other runs too.
 
-A content is kept as long as its data set is in use: once the folder is full, new contents are not stored. A pass reads a data set from end
-to end, so that evicting the least recently used content would evict each one before its next use, without a single hit. What is not in
-use makes room (:mod:`offload.pipeline.cache.room`).
+A content stays as long as its data set is in use: once the folder is full, new contents are not stored. A pass reads a data set from end to
+end. Evicting the least recently used content would therefore evict each one just before its next use, without a single hit. Contents that
+are not in use make room (:mod:`offload.pipeline.cache.room`).
 
 Why not a library? diskcache's bound is soft and it keeps no part of a scan; fsspec's caches have no bound; neither detects damaged
 contents.
 
-Where it stops: :mod:`offload.pipeline.sources.cached_files` knows what is read, and which version of it.
+Where it stops: :mod:`offload.pipeline.sources.cached_files` knows which file is read, and which version of it.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class Store:
         return CachedSource(self, self.folder / room.SOURCES / name)
 
     def stop(self, error: OSError) -> None:
-        """Store nothing any more; what is there may still be read."""
+        """Stop storing. Stored contents may still be read."""
         if not self.stopped:
             self.stopped = True
             accounts.tell(f"{self.folder.parent}: {error.strerror or error}")
 
     def _join(self) -> None:
-        """Count among the folder's users. The first of them tidies up what killed processes have left."""
+        """Join the folder's users. The first of them removes what killed processes have left."""
         try:
             if room.locked(self._users):
                 room.tidy(self.folder, self.ledger, self.limit_bytes)
@@ -82,7 +82,10 @@ class Store:
         return self._joined.is_set() and not self.stopped
 
     def reserve(self, size: int, unused_in: CachedSource) -> tuple[str, int] | None:
-        """A new file, with room for this many bytes on disk, and its descriptor; None if there is no room. Raises OSError."""
+        """Reserve ``size`` bytes on disk. Return the path and descriptor of a new file, or None if there is no room.
+
+        ``unused_in``: the source that the content belongs to. Raises OSError.
+        """
         if size > self.limit_bytes:
             return None
         reserved = self._reserved(size)
@@ -108,7 +111,7 @@ class Store:
             except OSError:
                 self.ledger.used = used
                 raise
-            fcntl.flock(fd, fcntl.LOCK_EX)  # it tells others that the writer lives
+            fcntl.flock(fd, fcntl.LOCK_EX)  # shows others that the writer lives
             return path, fd
 
     def give_back(self, path: str, size: int) -> None:
@@ -154,7 +157,7 @@ class CachedSource:
         """The content of a key, if it is stored in this version."""
         path = self._path(key)
         try:
-            found, content, used = room.read(path)
+            stored, content, used = room.read(path)
         except FileNotFoundError:
             return None
         except (OSError, room.DamagedError):
@@ -162,7 +165,7 @@ class CachedSource:
                 with contextlib.suppress(OSError):
                     room.remove(self._store.ledger, [path])
             return None
-        if found != version:
+        if stored != version:
             return None
         if used < max(self._store.began, time.time() - TOUCH_S):
             with contextlib.suppress(OSError):
@@ -193,7 +196,7 @@ class CachedSource:
 
     @contextlib.contextmanager
     def alone(self, key: str) -> Iterator[None]:
-        """Keep other threads and processes from reading the same content from storage, while it is being stored."""
+        """A context in which no other thread or process reads the same content from storage."""
         fd = None
         path = f"{self._store.folder}/{room.BUSY}/{key}"
         if not (self._store.stopped or self._store.full):
@@ -232,7 +235,7 @@ _opening = threading.Lock()
 
 
 def opened(spec: CacheSpec) -> Store | None:
-    """The store of this process; None if the folder cannot be used, which the process tells once."""
+    """The store of this process. None if the folder cannot be used, which is reported once."""
     key = os.getpid(), spec  # a fork has locks of its own
     with _opening:
         if key not in _stores:

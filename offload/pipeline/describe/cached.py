@@ -37,7 +37,7 @@ from offload.pipeline.work.recipe import Recipe
 FORMAT = 2
 """The version of all contents: what else they depend on is in their key."""
 _OF_A_PASS = (SAMPLE_ID, POSITION, TRAINED)
-"""Columns of index rows that do not say what a sample is."""
+"""Columns of index rows that differ from pass to pass, so they are no part of a key."""
 
 
 class CachedSamplesReader(Reader):
@@ -45,7 +45,7 @@ class CachedSamplesReader(Reader):
 
     Args:
         recipe: it makes whole samples, in any structure.
-        name: the key of a sample is this name and its index row.
+        name: the data set's part of a key. The other part is the sample's index row.
         one_by_one: whether samples have a deadline, so that a late one must be known.
     """
 
@@ -78,12 +78,12 @@ class CachedSamplesReader(Reader):
             self.prepare()
         own = rows.select([name for name in rows.column_names if name not in _OF_A_PASS])
         keys = [_digest(self._name, json.dumps(row, default=repr)) for row in own.to_pylist()]
-        samples: list[dict[str, Any] | None] = [self._found(key) for key in keys]
+        samples: list[dict[str, Any] | None] = [self._lookup(key) for key in keys]
         missing = [row for row, sample in enumerate(samples) if sample is None]
         errors: dict[int, str] = {}
-        for some in [[row] for row in missing] if self._one_by_one else filter(None, [missing]):
-            at(some[0])
-            for row, block, error in self._make(rows, some):
+        for batch in [[row] for row in missing] if self._one_by_one else filter(None, [missing]):
+            at(batch[0])
+            for row, block, error in self._make(rows, batch):
                 if error is not None:
                     errors[row] = error.removeprefix(f"{self.describe(rows, row)}: ")
                 else:
@@ -104,17 +104,18 @@ class CachedSamplesReader(Reader):
         return reader.describe(rows, row)
 
     def _make(self, rows: pa.Table, missing: list[int]) -> list[tuple[int, pa.Table, str | None]]:
-        """(its row, its block, its error) for each sample that the recipe makes. Raises RunError as :func:`process` does."""
+        """Make the missing samples. Return (row, block, error) for each. Raises RunError as :func:`process` does."""
         assert self._ready is not None
         wanted = rows.take(pa.array(missing))
-        if TRAINED in wanted.column_names:  # the outer recipe's business
+        if TRAINED in wanted.column_names:  # the outer recipe leaves trained rows out
             wanted = wanted.drop_columns([TRAINED])
         block = process(self._ready, wanted, epoch=0)
         wrong = block.column(ERROR).to_pylist() if ERROR in block.column_names else [None] * len(missing)
         block = block.drop_columns([name for name in (SAMPLE_ID, POSITION, ERROR) if name in block.column_names])
         return [(row, block.slice(i, 1), wrong[i]) for i, row in enumerate(missing)]
 
-    def _found(self, key: str) -> dict[str, Any] | None:
+    def _lookup(self, key: str) -> dict[str, Any] | None:
+        """The cached sample under this key. None if there is none, or if it cannot be loaded any more."""
         content = None if self._source is None else self._source.get(key, FORMAT)
         if content is None:
             return None
@@ -126,7 +127,7 @@ class CachedSamplesReader(Reader):
         return sample
 
     def _store(self, key: str, block: pa.Table) -> dict[str, Any]:
-        """The sample of a block, as the cache will give it."""
+        """Cache a sample's block. Return the sample as later reads of the cache will."""
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, block.schema) as stream:
             stream.write_table(block)
@@ -145,7 +146,10 @@ def _sample(content: bytes) -> dict[str, Any]:
 
 
 def _column(values: list[Any], errors: Mapping[int, str]) -> Column:
-    """Numbers of one type, and vectors of one length, in an array, as sources give them. Rows with errors repeat another one."""
+    """Return one array for numbers of one type or vectors of one length, as sources do, and else the list.
+
+    A row with an error repeats the first good value, so that its place in the array is filled.
+    """
     good = [value for row, value in enumerate(values) if row not in errors]
     if not good or not all(_like(good[0], value) for value in good):
         return values
@@ -153,7 +157,7 @@ def _column(values: list[Any], errors: Mapping[int, str]) -> Column:
 
 
 def _like(first: Any, value: Any) -> bool:
-    """Whether both are numbers or vectors of numpy, of one type and length."""
+    """Return whether both are NumPy numbers or vectors of one type and length."""
     known = isinstance(value, np.generic | np.ndarray) and isinstance(first, np.generic | np.ndarray)
     return known and value.ndim < 2 and value.shape == first.shape and value.dtype == first.dtype
 
@@ -230,20 +234,20 @@ def cached(
 
 
 def check_names(pipelines: Mapping[str, Pipeline]) -> None:
-    """Raise ConfigError if two data sets would find each other's samples. ``pipelines``: those of a run, by name."""
+    """Raise ConfigError if two data sets would find each other's samples. ``pipelines``: the run's data sets by name."""
     seen: dict[tuple[str, Path], tuple[str, Pipeline]] = {}
     for dataset, pipeline in pipelines.items():
-        for kept in pipeline.kept:
-            other, made_by = seen.setdefault((kept.name, kept.folder), (dataset, kept.made_by))
-            if made_by is not kept.made_by:
+        for entry in pipeline.kept:
+            other, made_by = seen.setdefault((entry.name, entry.folder), (dataset, entry.made_by))
+            if made_by is not entry.made_by:
                 both = f"{other!r} and {dataset!r}" if other != dataset else f"two data sets in {dataset!r}"
                 raise ConfigError(
-                    f"{both} are cached under the same name {kept.name!r}, and would find each other's samples. Give each its own name."
+                    f"{both} are cached under the same name {entry.name!r}, and would find each other's samples. Give each its own name."
                 )
 
 
 def _check(inner: Pipeline, transform: Any, collate_fn: CollateFn | None) -> None:
-    """Raise ConfigError if the samples of this data set cannot be cached, or not transformed afterwards."""
+    """Raise ConfigError if the samples of this data set cannot be cached, or cannot be transformed after caching."""
     for part in inner.parts.values():
         _check(part, None, None)
     if inner.drawn:
@@ -272,5 +276,5 @@ def _check(inner: Pipeline, transform: Any, collate_fn: CollateFn | None) -> Non
 
 
 def _only_layout(pipeline: Pipeline) -> bool:
-    """Whether nothing happens on the device but a change of images' layout, which a later transform makes itself."""
+    """Return whether the device only changes the layout of images, which a later transform does itself."""
     return all(isinstance(step, OnUint8) and isinstance(step.step, ToChannelsFirst) for step in pipeline.on_device)

@@ -13,7 +13,8 @@ from ray import cloudpickle
 
 from offload.errors import ConfigError
 from offload.model.checks import check_count, check_mapping, check_number, check_text, shown
-from offload.pipeline.describe.pipeline import Pipeline, as_pipeline
+from offload.pipeline.describe.pipeline import Pipeline
+from offload.pipeline.describe.sources import as_pipeline
 from offload.pipeline.index.mixed import MixedIndex, mixed_index
 from offload.pipeline.index.source import Index, Tell, silent
 from offload.pipeline.order.shuffling import Draws
@@ -84,14 +85,14 @@ def mix(
         ConfigError: for unknown names, invalid weights, or sets that differ in ``shuffle`` or in what runs on the device; and, when the run
             starts, for sets with different class names, or a ``ray.data.Dataset`` whose number of rows only running it tells.
     """
-    given = check_mapping("mix: pipelines", pipelines, sane="data sets by name, such as {'a': ..., 'b': ...}")
-    if not given:
+    by_name = check_mapping("mix: pipelines", pipelines, sane="data sets by name, such as {'a': ..., 'b': ...}")
+    if not by_name:
         raise ConfigError(
             "mix: pipelines is empty. Name at least one data set, such as {'a': offload.image_folder(...)}."
         )
-    for name in given:
+    for name in by_name:
         check_text("the names in mix", name, sane='such as "a"')
-    parts = {name: indexed(f"mix: {name!r}", value) for name, value in given.items()}
+    parts = {name: indexed(f"mix: {name!r}", value) for name, value in by_name.items()}
     shares = None if weights is None else _shares(parts, weights)
     if shares is None:
         if samples is not None:
@@ -130,8 +131,10 @@ def mix(
         index = mixed_index(title, indexes)
         if shares is None:
             return index
-        each = np.concatenate([_share(shares[name], index) for name, index in indexes.items()])
-        return replace(index, draws=Draws(weights=each, number=number or sum(len(index) for index in indexes.values())))
+        by_sample = np.concatenate([_sample_weights(shares[name], index) for name, index in indexes.items()])
+        return replace(
+            index, draws=Draws(weights=by_sample, number=number or sum(len(index) for index in indexes.values()))
+        )
 
     return Mixed(
         name=title,
@@ -143,7 +146,7 @@ def mix(
         notes=tuple(f"{name}: {note}" for name, part in parts.items() for note in part.notes),
         aside=all(part.aside for part in parts.values()),
         caches=tuple(cache for part in parts.values() for cache in part.caches),
-        kept=tuple(kept for part in parts.values() for kept in part.kept),
+        kept=tuple(entry for part in parts.values() for entry in part.kept),
         drawn=shares is not None,
         parts=parts,
     )
@@ -170,21 +173,24 @@ class Mixed(Pipeline):
 
 
 def seeded_alike(recipe: _R, seeded_by: str) -> _R:
-    """The recipe and its parts, with their random numbers seeded by this column."""
+    """The recipe and its parts, all with random numbers seeded by this column."""
     parts = tuple(seeded_alike(part, seeded_by) for part in recipe.parts)
     return dataclasses.replace(recipe, seeded_by=seeded_by, parts=parts)
 
 
-def indexed(what: str, value: Any) -> Pipeline:
-    """The pipeline of an argument, with an index. Raises ConfigError for anything else."""
+def indexed(title: str, value: Any) -> Pipeline:
+    """The pipeline of an argument, with an index. ``title``: the argument's name in messages.
+
+    Raises ConfigError for anything else.
+    """
     if isinstance(value, Pipeline):
         pipeline = value
     else:
         try:
-            pipeline = as_pipeline(what, value)
+            pipeline = as_pipeline(title, value)
         except ConfigError:
             raise ConfigError(
-                f"{what} takes the result of offload.image_folder, from_torch, parquet or webdataset, a ray.data.Dataset, a map-style "
+                f"{title} takes the result of offload.image_folder, from_torch, parquet or webdataset, a ray.data.Dataset, a map-style "
                 f"torch data set, or a list of samples, found {shown(value)}."
             ) from None
     dataset = pipeline.dataset
@@ -192,44 +198,45 @@ def indexed(what: str, value: Any) -> Pipeline:
         return pipeline
     if pipeline.id_column is not None:
         raise ConfigError(
-            f"{what} numbers the samples itself, found a ray.data.Dataset with id_column={pipeline.id_column!r}. Drop id_column."
+            f"{title} numbers the samples itself, found a ray.data.Dataset with id_column={pipeline.id_column!r}. Drop id_column."
         )
     shuffle = pipeline.shuffle is not False
     changed = pipeline.kind != "none"
     return replace(
         pipeline,
-        list=lambda tell=silent: list_dataset_rows(what, dataset, shuffle=shuffle, changed=changed),
+        list=lambda tell=silent: list_dataset_rows(title, dataset, shuffle=shuffle, changed=changed),
         dataset=None,
     )
 
 
-def _weights(name: str, given: Any) -> NDArray[np.float64]:
-    if hasattr(given, "detach"):
-        given = given.detach().to("cpu").double().numpy()
+def _weights(name: str, values: Any) -> NDArray[np.float64]:
+    """The user's weights as an array. Raises ConfigError for anything but finite numbers of 0 or more, some above 0."""
+    if hasattr(values, "detach"):
+        values = values.detach().to("cpu").double().numpy()
     try:
-        numbers = np.asarray(given)
+        numbers = np.asarray(values)
     except Exception:  # ragged lists
         numbers = np.empty((), dtype=object)
     if numbers.ndim != 1 or numbers.dtype.kind not in "iufb" or not len(numbers):
-        raise ConfigError(f"{name} must be a list of numbers, one per sample, found {shown(given)}.")
-    found: NDArray[np.float64] = numbers.astype(np.float64)
-    wrong = np.flatnonzero(~(np.isfinite(found) & (found >= 0)))
+        raise ConfigError(f"{name} must be a list of numbers, one per sample, found {shown(values)}.")
+    weights: NDArray[np.float64] = numbers.astype(np.float64)
+    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
     if len(wrong):
         raise ConfigError(f"{name}[{wrong[0]}] must be a finite number of 0 or more, found {numbers[wrong[0]]}.")
-    if not found.any():
+    if not weights.any():
         raise ConfigError(f"{name} holds only zeros, so nothing can be drawn. Give some sample a weight above 0.")
-    return found
+    return weights
 
 
 def _shares(parts: Mapping[str, Pipeline], weights: Any) -> dict[str, float]:
-    given = check_mapping("mix: weights", weights, sane="a number for each data set, such as {'a': 1, 'b': 3}")
-    for name in given:
+    by_name = check_mapping("mix: weights", weights, sane="a number for each data set, such as {'a': 1, 'b': 3}")
+    for name in by_name:
         if name not in parts:
             raise ConfigError(f"mix: weights names {name!r}, and the data sets are {', '.join(parts)}.")
     for name in parts:
-        if name not in given:
+        if name not in by_name:
             raise ConfigError(f"mix: weights lacks {name!r}. Give every data set a weight; 0 leaves it out.")
-    shares = {name: check_number(f"mix: weights[{name!r}]", value, sane="such as 1") for name, value in given.items()}
+    shares = {name: check_number(f"mix: weights[{name!r}]", value, sane="such as 1") for name, value in by_name.items()}
     if not any(shares.values()):
         raise ConfigError(
             "mix: weights holds only zeros, so nothing can be drawn. Give some data set a weight above 0."
@@ -237,10 +244,11 @@ def _shares(parts: Mapping[str, Pipeline], weights: Any) -> dict[str, float]:
     return shares
 
 
-def _share(share: float, index: Index) -> NDArray[np.float64]:
-    """The weight of each sample of a part, which together have this share."""
-    each = np.ones(len(index.rows)) if index.draws is None else index.draws.weights / index.draws.weights.max()
-    return np.asarray(each * (share / each.sum()))
+def _sample_weights(share: float, index: Index) -> NDArray[np.float64]:
+    """The weight of each sample of a part. They sum to ``share``, in proportion to the part's own weights."""
+    # Dividing by the largest first keeps the sum finite.
+    weights = np.ones(len(index.rows)) if index.draws is None else index.draws.weights / index.draws.weights.max()
+    return np.asarray(weights * (share / weights.sum()))
 
 
 def _check_classes(parts: Mapping[str, Pipeline], indexes: Mapping[str, Index]) -> None:
@@ -259,6 +267,7 @@ def _few(classes: tuple[str, ...]) -> str:
 
 
 def _same(one: Any, other: Any) -> bool:
+    """Return whether two functions are one, or equal as pickles: users may construct a step once per data set."""
     if one is other:
         return True
     try:

@@ -1,8 +1,8 @@
 """A torch DataLoader as the description of a data set: its samples, their order, how they become batches.
 
 The Trainer takes from a loader what describes the data. What describes torch's own worker processes (``num_workers``,
-``prefetch_factor``, ``pin_memory``) has no meaning here, and the seed is the Trainer's. Samplers other than torch's own run in the program
-alone, so that they are refused.
+``prefetch_factor``, ``pin_memory``) has no meaning here, and the seed is the Trainer's. Samplers other than torch's own can only run in
+the program, so they are refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from torch.utils.data import (
 
 from offload.errors import ConfigError
 from offload.pipeline.describe.combine import weighted
-from offload.pipeline.describe.pipeline import Pipeline, as_pipeline, from_torch
+from offload.pipeline.describe.pipeline import Pipeline
+from offload.pipeline.describe.sources import as_pipeline, from_torch
 
 _KNOWN: tuple[type[Sampler[Any]], ...] = (
     SequentialSampler,
@@ -38,7 +39,7 @@ _KNOWN: tuple[type[Sampler[Any]], ...] = (
 
 
 def described(name: str, value: object) -> Pipeline:
-    """The pipeline of ``datasets={name: value}``: a DataLoader's, or what :func:`offload.pipeline.describe.pipeline.as_pipeline` gives.
+    """The pipeline of ``datasets={name: value}``: a DataLoader's, or what :func:`offload.pipeline.describe.sources.as_pipeline` gives.
 
     Raises ConfigError for a value that describes no data set, or a loader whose order the run cannot follow.
     """
@@ -58,9 +59,9 @@ def from_loader(name: str, loader: DataLoader[Any]) -> Pipeline:
         )
     batches = loader.batch_sampler
     if type(batches) is not BatchSampler:
-        found = "batch_size=None" if batches is None else f"the batch sampler {type(batches).__name__}"
+        option = "batch_size=None" if batches is None else f"the batch sampler {type(batches).__name__}"
         raise ConfigError(
-            f"{where} with {found}, and the Trainer divides batches among the workers itself. Pass batch_size, shuffle or a sampler "
+            f"{where} with {option}, and the Trainer divides batches among the workers itself. Pass batch_size, shuffle or a sampler "
             "of torch to the DataLoader instead."
         )
     pipeline = _ordered(where, loader, batches.sampler)
@@ -74,7 +75,7 @@ def _ordered(where: str, loader: DataLoader[Any], sampler: Any) -> Pipeline:
         _refuse(where, sampler)
     dataset: Any = loader.dataset
     source = getattr(sampler, "data_source", getattr(sampler, "dataset", dataset))
-    if source is not dataset and len(source) != len(dataset):  # it leaves samples out, or knows others
+    if source is not dataset and len(source) != len(dataset):  # it draws from another set of samples
         _refuse(where, sampler)
     match sampler:
         case SequentialSampler():
@@ -83,9 +84,8 @@ def _ordered(where: str, loader: DataLoader[Any], sampler: Any) -> Pipeline:
             return weighted(_samples(loader), torch.ones(len(dataset)), samples=sampler.num_samples)
         case RandomSampler() if sampler.num_samples == len(dataset):
             return _samples(loader, shuffle=True)
-        case SubsetRandomSampler() if (
-            loader.worker_init_fn is None
-        ):  # which would find the Subset, and not its own data set
+        # A worker_init_fn would find the Subset in place of its own data set.
+        case SubsetRandomSampler() if loader.worker_init_fn is None:
             return _samples(loader, Subset(dataset, list(sampler.indices)), shuffle=True)
         case WeightedRandomSampler(replacement=True):
             return weighted(_samples(loader), sampler.weights, samples=sampler.num_samples)
@@ -96,7 +96,7 @@ def _ordered(where: str, loader: DataLoader[Any], sampler: Any) -> Pipeline:
 
 
 def _is_torchs(sampler: Any) -> bool:
-    """Whether a sampler's order is that of one of torch's, which a subclass may replace."""
+    """Return whether a sampler orders as one of torch's own does. A subclass may replace that order."""
     return any(isinstance(sampler, known) and type(sampler).__iter__ is known.__iter__ for known in _KNOWN)
 
 

@@ -22,10 +22,10 @@ class DecodeError(ValueError):
 
 
 def decode_image(data: bytes) -> Image:
-    """HWC uint8 RGB pixels of an encoded image, in memory of their own. Of pixels of 16 bits, the upper 8 remain.
+    """Return an encoded image's HWC uint8 RGB pixels, in memory of their own. 16-bit pixels keep their upper 8 bits.
 
     simplejpeg decodes JPEG (at 1.6 times Pillow's rate on one core), Pillow everything else. Raises DecodeError for
-    corrupt, truncated or unknown data, and for pixels of 32 bits that 8 bits cannot hold.
+    corrupt, truncated or unknown data, and for 32-bit pixels that 8 bits cannot hold.
     """
     if data[:2] == b"\xff\xd8":
         import simplejpeg

@@ -83,6 +83,7 @@ class Normalize:
         return {**batch, self.column: torch.addcmul(bias, images.to(torch.float32), gain).to(dtype)}
 
     def _is_channels_first(self, shape: Sequence[int]) -> bool:
+        """Guess the layout: NCHW if only the second dimension looks like channels. Raises ValueError if none fits the mean."""
         channels = len(self.mean)
         if channels > 1 and channels not in (shape[1], shape[3]):
             raise ValueError(f"mean and std have {channels} channels; images of shape {tuple(shape)} do not")
@@ -97,7 +98,7 @@ class Normalize:
 
 
 class NormalizeHWC(Normalize):
-    """The same for images that are known to be NHWC, of any number of channels: it has no need to guess."""
+    """The same for images that are known to be NHWC, with any number of channels, so nothing is guessed."""
 
     def _is_channels_first(self, shape: Sequence[int]) -> bool:
         if len(self.mean) not in (1, shape[3]):
@@ -105,10 +106,10 @@ class NormalizeHWC(Normalize):
         return False
 
 
-def _per_channel(name: str, given: Any) -> list[float]:
-    """One number, or one per channel: a sequence, an array or a tensor."""
+def _per_channel(name: str, values: Any) -> list[float]:
+    """The numbers of one value for all channels, or of a sequence, an array or a tensor with one per channel."""
     sane = "one per channel, such as (0.485, 0.456, 0.406)"
-    plain = given.tolist() if hasattr(given, "tolist") else given
+    plain = values.tolist() if hasattr(values, "tolist") else values
     if isinstance(plain, list | tuple) and plain:
         return [check_number(f"Normalize: {name}[{i}]", v, least=-math.inf, sane=sane) for i, v in enumerate(plain)]
     return [check_number(f"Normalize: {name}", plain, least=-math.inf, sane=sane)]

@@ -1,22 +1,17 @@
-"""Encoded images, of which a transform decodes what it needs.
+"""Encoded images, which a transform decodes only as far as it needs.
 
-Where it stops: a region at full scale is bit for bit that of the decoded image. A smaller scale is close to it: the caller decides.
+Where it stops: a region at full scale equals that of the decoded image bit for bit. A smaller scale is only close: the caller decides.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import numpy as np
-
-from offload.pipeline.images.decode import DecodeError, Image, decode_image
-
-if TYPE_CHECKING:
-    pass
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from offload.pipeline.images import turbojpeg
+from offload.pipeline.images.decode import DecodeError, Image, decode_image
 
 Decode = Literal["auto", "exact"]
 
@@ -31,12 +26,12 @@ _END, _NEAR_END = b"\xff\xd9", 64
 
 
 class UndecodableError(DecodeError):
-    """An image that its source passed on encoded is broken. The text is what the source says of such an image."""
+    """An image that its source passed on encoded is broken. The text begins with the source's own words for that."""
 
 
 @dataclass(frozen=True)
 class EncodedImage:
-    """A JPEG whose header was read. ``broken``: what the source says before the error of an image that cannot be decoded."""
+    """A JPEG whose header was read. ``broken``: the source's words for an image that cannot be decoded, before the error."""
 
     data: bytes
     height: int
@@ -58,14 +53,14 @@ class EncodedImage:
         """The pixels of a region, at 1/``scale`` of their number on each side: 1, 2, 4 or 8. Raises UndecodableError."""
         region = decode_region(self.data, top, left, height, width, scale)
         if region is None:
-            # Whatever is wrong with the file, the full decode says it in its own words, or knows a way.
+            # The full decode may still succeed, or says in its own words what is wrong with the file.
             region = self.pixels()[top : top + height, left : left + width]
         return np.ascontiguousarray(region)  # torch resizes a part of a larger image at two thirds of the rate
 
 
 def read_image(data: bytes, broken: str, *, encoded: bool) -> EncodedImage | Image:
     """The decoded image. With ``encoded``, a plain JPEG stays encoded. Raises DecodeError without ``broken`` before it."""
-    # A region's decoder does not read the data below it. The end's marker tells that the file is not truncated.
+    # Decoding a region does not read the data below it, so the end marker must show that the file is complete.
     if not encoded or data[:2] != b"\xff\xd8" or _END not in data[-_NEAR_END:]:
         return decode_image(data)
     import simplejpeg
@@ -83,10 +78,10 @@ def decode_region(data: bytes, top: int, left: int, height: int, width: int, sca
     The box is in pixels of the full scale. A scaled region has the same bytes on nodes with and without TurboJPEG.
     """
     top, bottom, left, right = (round(edge / scale) for edge in (top, top + height, left, left + width))
-    found = turbojpeg.library()
-    header = found.header(data) if found is not None else None
-    if found is not None and header is not None:
-        region = found.region(data, header, top, left, bottom - top, right - left, scale)
+    library = turbojpeg.library()
+    header = library.header(data) if library is not None else None
+    if library is not None and header is not None:
+        region = library.region(data, header, top, left, bottom - top, right - left, scale)
         if region is not None:
             return region
     small = _scaled(data, scale) if scale > 1 else None

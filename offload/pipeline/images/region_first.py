@@ -69,17 +69,16 @@ def region_first(steps: Sequence[Any], as_input: AsInput, *, tensors: bool) -> l
 
 
 def takes_encoded(steps: Sequence[Any]) -> bool:
-    """Whether the first step decodes images itself."""
+    """Return whether the first step decodes images itself."""
     return bool(steps) and isinstance(steps[0], RegionFirst)
 
 
 class RegionFirst:
-    """The first step of a transform. An encoded image is decoded as far as the step needs it; of a decoded tensor, the region is cut
-    out."""
+    """The first step of a transform. It decodes only the region of an encoded image that the step needs, or cuts it out of a tensor."""
 
     def __init__(self, before: Sequence[Any], step: Any, planner: _Planner, as_input: AsInput) -> None:
         self.before, self.step, self.planner, self.as_input = tuple(before), step, planner, as_input
-        self.__name__ = f"decode, {_name(step)}"  # of the stage that a probe shows
+        self.__name__ = f"decode, {_name(step)}"  # a probe shows it as the name of a stage
 
     def __call__(self, image: Any) -> Any:
         finish = self.step
@@ -143,24 +142,24 @@ class _ResizedCropV2(_Planner):
 
 
 class _CenterCrop(_Planner):
-    """CenterCrop of torchvision. It pads a smaller image, which then is decoded as a whole."""
+    """CenterCrop of torchvision. It pads a smaller image, so such an image is decoded as a whole."""
 
     def __call__(self, height: int, width: int) -> _Region | None:
         rows, columns = _pair(self.step.size)
         if rows > height or columns > width:
             return None
-        # As torchvision rounds; the step then finds an image of its own size.
+        # Round as torchvision does. The step then gets an image of exactly its size.
         return _Region(round((height - rows) / 2.0), round((width - columns) / 2.0), rows, columns, self.step)
 
 
 class _Resize(_Planner):
-    """Resize of torchvision. It needs the whole image, but of a large one fewer pixels."""
+    """Resize of torchvision. It needs the whole image, but a large one at a smaller scale will do."""
 
     def __call__(self, height: int, width: int) -> _Region | None:
         target = self._target(height, width) if self.scales else None
         if target is None:
             return None
-        # The scaled image has rounded sides, from which the step would not compute the same result's size.
+        # The scaled image has rounded sides, from which the step would compute another size than from the original.
         rest = copy.copy(self.step)
         rest.size, rest.max_size = list(target), None
         plan = _Region(0, 0, height, width, rest, target)
@@ -198,7 +197,10 @@ def _planner(step: Any, tensors: bool) -> _Planner | None:
 
 
 def _is_smooth(step: Any, *, tensors: bool) -> bool:
-    """Whether the step averages over pixels when it shrinks an image. If it picks single ones, a scaled image looks different."""
+    """Return whether the step averages over pixels when it shrinks an image.
+
+    If it picks single pixels, its result for a scaled image would look different.
+    """
     modes = getattr(step, "interpolation", None)
     modes = modes if isinstance(modes, tuple | list) else (modes,)
     averages = not tensors or getattr(step, "antialias", True) is True
@@ -217,26 +219,26 @@ def _resized(pixels: Image, size: tuple[int, int], mode: str) -> Image:
     from torchvision.transforms.v2.functional import resize
 
     image = torch.from_numpy(pixels).permute(2, 0, 1)
-    made: Image = resize(image, list(size), InterpolationMode(mode), antialias=True).permute(1, 2, 0).numpy()
-    return made
+    resized: Image = resize(image, list(size), InterpolationMode(mode), antialias=True).permute(1, 2, 0).numpy()
+    return resized
 
 
 def _is_hwc(image: Any) -> bool:
-    """Whether this is a decoded image of colours as a CHW view of HWC memory. Of one channel, there is no such difference."""
+    """Return whether this is a CHW view of a decoded colour image in HWC memory. With one channel, both layouts are the same."""
     if not hasattr(image, "stride") or image.ndim != 3 or image.shape[0] == 1:
         return False
     return str(image.dtype) == "torch.uint8" and image.stride()[::2] == (1, image.shape[0])
 
 
 def _shaped(height: int, width: int) -> Any:
-    """An image of this size, without memory for its pixels, for methods that look at the size alone."""
+    """A stand-in for an image of this size, without memory for its pixels, for methods that only look at the size."""
     import torch
 
     return torch.empty(1, 1, 1).expand(3, height, width)
 
 
 def _all_of(image: Any, *unused: Any) -> tuple[int, int, int, int]:
-    """The crop that is the whole image."""
+    """A crop that is the whole image."""
     height, width = image.shape[-2:] if hasattr(image, "shape") else (image.height, image.width)
     return 0, 0, height, width
 

@@ -26,7 +26,7 @@ _CONVERSIONS = {"ToTensor", "PILToTensor", "ToImage", "ToPureTensor", "MaybeToTe
 _DTYPES = {"ToDtype", "ConvertImageDtype"}
 _V1 = "torchvision.transforms.transforms"
 _V2 = ("torchvision.transforms.v2", "offload.transforms")
-_SEVERAL = {"FiveCrop", "TenCrop"}  # these make several images of one, which are no HWC
+_SEVERAL = {"FiveCrop", "TenCrop"}  # these make several images of one, so the result is not HWC
 _FROM_OR_TO_PIL = {"Lambda", "ToTensor", "PILToTensor", "ToPILImage"}
 _OF_ARRAYS = {"ToTensor", "MaybeToTensor", "ToPILImage", "ToImage"}  # these take arrays as HWC
 _PLAIN = {"L", "RGB"}  # modes of Pillow that transforms of v2 treat as they treat tensors
@@ -34,8 +34,13 @@ _PLAIN = {"L", "RGB"}  # modes of Pillow that transforms of v2 treat as they tre
 
 @dataclass(frozen=True)
 class SplitTransform:
-    """The two parts of a transform: ``cpu`` takes an image, such as HWC uint8 pixels, and returns an array, or a list or tuple of several;
-    ``on_device`` finishes a batch (None: nothing to do)."""
+    """The two parts of a transform, and a sentence about them.
+
+    Args:
+        cpu: a function from an image, such as HWC uint8 pixels, to an array, or to a list or tuple of several.
+        on_device: a function that finishes a batch. None: nothing to do.
+        says: where each step runs, for the user.
+    """
 
     cpu: Callable[[Any], Any]
     on_device: Callable[[dict[str, Any]], dict[str, Any]] | None
@@ -43,8 +48,10 @@ class SplitTransform:
 
 
 def is_image_transform(transform: object) -> bool:
-    """Whether this is one of torchvision's, timm's or offload's own transforms, or a subclass that is called as these are. They take one
-    image, not a batch."""
+    """Return whether this is a transform of torchvision, timm or offload, or a subclass that is called like one.
+
+    Such a transform takes one image, not a batch.
+    """
     if takes_one_image(type(transform)):
         return True
     steps = _steps(transform) if type(transform).__module__.startswith("torch.nn") else []
@@ -52,8 +59,8 @@ def is_image_transform(transform: object) -> bool:
 
 
 def takes_one_image(kind: type) -> bool:
-    """Whether the instances of a class are such transforms."""
-    # Of a batch of arrays, a subclass of v2.Transform would change nothing, without a word. One with a call of its own may take anything.
+    """Return whether instances of this class are such transforms, see :func:`is_image_transform`."""
+    # Given a batch of arrays, a subclass of v2.Transform would silently change nothing. One with its own call may take anything.
     called = _owner(kind, "__call__")
     if called.__module__.startswith("torch.nn"):
         called = _owner(kind, "forward")
@@ -71,9 +78,9 @@ def _owner(kind: type, method: str) -> type:
     return next((base for base in kind.__mro__ if method in vars(base)), object)
 
 
-def split_transform(transform: object, *, given: bool = False) -> SplitTransform:
+def split_transform(transform: object, *, from_dataset: bool = False) -> SplitTransform:
     """Split an image transform (see the module). The worker receives the same values; the tail's input was already rounded to
-    uint8. ``given``: images come as a data set of torch returned them."""
+    uint8. ``from_dataset``: images come as a data set of torch returned them."""
     steps = _steps(transform) or [transform]
     cut = len(steps)
     while cut > 0 and _is_tail(steps[cut - 1]):
@@ -84,22 +91,28 @@ def split_transform(transform: object, *, given: bool = False) -> SplitTransform
     if several or not _converts_uint8(tail) or any(map(_makes_float, within)):
         says = f"{_names(steps)} runs on the CPUs and ships its result (it does not end with a conversion to move)"
         if _takes_tensors(steps) and not several:
-            return SplitTransform(CpuPart(steps, tensors=True, given=given), OnUint8(device.ToChannelsFirst()), says)
-        return SplitTransform(CpuPart(steps, tensors=False, as_returned=True, given=given), None, says)
+            return SplitTransform(
+                CpuPart(steps, tensors=True, from_dataset=from_dataset), OnUint8(device.ToChannelsFirst()), says
+            )
+        return SplitTransform(CpuPart(steps, tensors=False, as_returned=True, from_dataset=from_dataset), None, says)
     preset = transform if _is_preset(transform) else None
     return SplitTransform(
-        CpuPart(head, tail, tensors=_takes_tensors(head), preset=preset, given=given),
+        CpuPart(head, tail, tensors=_takes_tensors(head), preset=preset, from_dataset=from_dataset),
         OnUint8(_device_part(tail)),
         f"CPUs: {_names(head) or 'decode only'}, shipping uint8; device: {_names(tail)}",
     )
 
 
-def unsplit_transform(transform: object, *, given: bool = False) -> Callable[[Any], Any]:
-    """An image transform that runs on the CPUs as a whole, for samples that a ``collate_fn`` expects as the transform returns them.
-    ``given``: as for :func:`split_transform`."""
+def unsplit_transform(transform: object, *, from_dataset: bool = False) -> Callable[[Any], Any]:
+    """An image transform that runs on the CPUs as a whole, for a ``collate_fn`` that expects the transform's own results.
+
+    ``from_dataset``: as for :func:`split_transform`.
+    """
     steps = _steps(transform) or [transform]
     preset = transform if _is_preset(transform) else None
-    return CpuPart(steps, tensors=_takes_tensors(steps), as_returned=True, preset=preset, plain=False, given=given)
+    return CpuPart(
+        steps, tensors=_takes_tensors(steps), as_returned=True, preset=preset, plain=False, from_dataset=from_dataset
+    )
 
 
 _IN_PLACE = frozenset(
@@ -117,14 +130,18 @@ _IN_PLACE = frozenset(
 class CpuPart:
     """The steps that run in a preprocessing task on one image.
 
-    A uint8 image leaves as HWC, one layout on the wire, unless ``as_returned``. If the result of ``steps`` is none (a user's own step
-    made floats, or several images), ``tail`` runs here too, and its result leaves unchanged. ``preset`` is the transform from which
-    the steps were taken; it handles float input, which its steps do not. ``plain``: whether the result leaves as an array, or as a
-    structure of arrays.
+    A uint8 image leaves as HWC, one layout on the wire, unless ``as_returned``. If ``steps`` make something else (floats, or several
+    images), ``tail`` runs here too, and its result leaves unchanged.
 
-    ``given``: the images are what a data set of torch returned, of any type, and the result is what the transform makes of that.
-    Otherwise they are arrays, which a source has decoded, or which once were images or tensors: their layout is a guess. So is that of
-    a data set's arrays which torchvision would refuse, or leave as they are.
+    Args:
+        steps, tail: the steps before the cut, and those after it.
+        tensors: whether the steps take uint8 tensors. Otherwise they get images of Pillow.
+        as_returned: whether the result keeps the layout in which the last step returned it.
+        preset: the transform from which the steps come. It handles float input, which its steps do not.
+        plain: whether the result leaves as an array or a structure of arrays.
+        from_dataset: whether images are what a torch data set returned, of any type. Otherwise they are arrays: decoded by a source, or
+            once images or tensors, so their layout is a guess. It is also a guess for a data set's arrays that torchvision would refuse
+            or leave unchanged.
     """
 
     def __init__(
@@ -136,46 +153,46 @@ class CpuPart:
         as_returned: bool = False,
         preset: Callable[[Any], Any] | None = None,
         plain: bool = True,
-        given: bool = False,
+        from_dataset: bool = False,
     ) -> None:
         self._says = _names([*steps, *tail])
         first = next(iter((*steps, *tail)), None)
         self._from_arrays = _reads_arrays(first)
         self._floats_stay = type(first).__module__ == _V1 and _name(first) == "ToTensor"  # it takes no tensors
-        # Steps of v2 pass arrays on as they are, to one that takes them.
+        # Steps of v2 pass arrays through unchanged, until one of them takes arrays.
         self._of_v2 = type(first).__module__.startswith(_V2)
         taking = (*steps, *tail) if self._of_v2 else (first,)
         drop_in = type(first).__module__.startswith(
             "offload.transforms"
-        )  # it stands for a step of v1, which takes no arrays
+        )  # it stands in for a step of v1, which takes no arrays
         self._arrays_stay = (
-            given and not drop_in and any(_takes_anything(inner) for step in taking for inner in _walk(step))
+            from_dataset and not drop_in and any(_takes_anything(inner) for step in taking for inner in _walk(step))
         )
-        """Whether the steps get the arrays of a data set as they are."""
+        """Whether the steps get a data set's arrays unchanged."""
         self._several = any(_name(inner) in _SEVERAL for step in steps for inner in _walk(step))
-        # These refuse tensors, or leave them as bytes, which Normalize refuses: so it does here.
+        # These refuse tensors, or leave them as uint8, which Normalize then refuses. It must fail here as it does in torchvision.
         self._tail_takes_tensors = preset is not None or not any(
             _name(step) in {"ToTensor", "MaybeToTensor"} for step in tail
         )
         self.moves_pixels = any(_name(inner) not in _IN_PLACE for step in steps for inner in _walk(step))
-        """Whether pixels may change their places, so that boxes and masks of the image no longer fit."""
+        """Whether pixels may move, so boxes and masks of the image would no longer fit."""
         as_input = _as_tensor_image if tensors else _as_pil_image
         self.steps, self.tail = tuple(region_first(steps, as_input, tensors=tensors)), tuple(tail)
-        self.preset, self.plain, self.given = preset, plain, given
+        self.preset, self.plain, self.from_dataset = preset, plain, from_dataset
         self.tensors, self.as_returned = tensors, as_returned
         self.takes_encoded = takes_encoded(self.steps)
-        """Whether sources may pass on encoded images, of which the first step decodes what it needs."""
+        """Whether sources may pass on encoded images. The first step then decodes only what it needs."""
 
     def __call__(self, image: Any) -> Any:
         if isinstance(image, EncodedImage):
             return self._finished(self.steps[0](image), self.steps[1:])
         of_pixels = isinstance(image, np.ndarray) and not self._arrays_stay and (self._of_v2 or _fits_pillow(image))
-        if self.given and not of_pixels:
-            return self._of_given(image)
-        return self._of_pixels(own(image) if self.given else image)
+        if self.from_dataset and not of_pixels:
+            return self._of_dataset_image(image)
+        return self._of_pixels(own(image) if self.from_dataset else image)
 
-    def _of_given(self, image: Any) -> Any:
-        """The result for what a data set returned, which may keep it: a step may write to its input."""
+    def _of_dataset_image(self, image: Any) -> Any:
+        """The result for an image of a data set. The data set may keep the image and a step may write to it, so it is copied."""
         if self.preset is not None and (self.as_returned or not _is_bytes(image)):
             return self._sent(self.preset(own(image)))
         if not self.steps and is_pillow(image):
@@ -209,7 +226,7 @@ class CpuPart:
         return self._finished(image, self.steps)
 
     def _finished(self, image: Any, steps: Sequence[Any], *, exact: bool = False) -> Any:
-        """The image after these steps. ``exact``: it is what the user's own steps would have got, so that a tensor is no stand-in."""
+        """The image after these steps. ``exact``: the steps get what they would get without offload, so a tensor is the user's own."""
         for step in steps:
             image = step(image)
         refused = exact and is_tensor(image) and not self._tail_takes_tensors
@@ -219,7 +236,7 @@ class CpuPart:
         return self._sent(image)
 
     def _sent(self, image: Any) -> Any:
-        """A result in the form in which it leaves."""
+        """Convert a result to the form in which it leaves this process."""
         if not self.plain:
             return image
         if isinstance(image, list | tuple | Mapping):
@@ -288,8 +305,10 @@ def _channels_last(pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _is_bytes(image: Any) -> bool:
-    """Whether this is one image of uint8, which may travel as HWC: a tensor CHW, or an array or an image of Pillow's HW or HWC. Of those, a
-    conversion to a tensor reads the bytes alone, whatever the mode."""
+    """Return whether this is one uint8 image, which may travel as HWC: a CHW tensor, or an HW or HWC array or Pillow image.
+
+    A conversion to a tensor reads only a Pillow image's bytes, whatever its mode.
+    """
     if is_tensor(image):
         return str(image.dtype) == "torch.uint8" and image.ndim == 3
     if is_pillow(image):
@@ -299,29 +318,29 @@ def _is_bytes(image: Any) -> bool:
 
 
 def _fits_pillow(pixels: np.ndarray[Any, Any]) -> bool:
-    """Whether an image of Pillow's can hold this array, HW, HWC or CHW."""
+    """Return whether a Pillow image can hold this array of HW, HWC or CHW."""
     return _is_bytes(pixels) and _channels_last(pixels).shape[2] <= 4
 
 
 def _as_arrays(value: Any) -> Any:
     """The structure with arrays in place of Pillow's images."""
     if isinstance(value, Mapping):
-        return {key: _as_arrays(each) for key, each in value.items()}
+        return {key: _as_arrays(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        made = map(_as_arrays, value)
-        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+        parts = map(_as_arrays, value)
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return np.array(value) if is_pillow(value) else value
 
 
 def _takes_anything(step: object) -> bool:
-    """Whether a step takes arrays as well as images: a user's function, or a conversion of arrays."""
+    """Return whether a step takes arrays as well as images: a user's function, or a conversion of arrays."""
     if not takes_one_image(type(step)):
         return True
     return _reads_arrays(step) or (_is_theirs(type(step)) and _name(step) == "Lambda")
 
 
 def _reads_arrays(step: object) -> bool:
-    """Whether this is a conversion that takes arrays as HWC. timm's ToTensor takes none."""
+    """Return whether this is a conversion that takes arrays as HWC. timm's ToTensor takes no arrays."""
     timm = type(step).__module__.startswith("timm") and _name(step) == "ToTensor"
     return _is_theirs(type(step)) and _name(step) in _OF_ARRAYS and not timm
 
@@ -360,7 +379,7 @@ def _walk(step: Any) -> Iterator[Any]:
 
 
 def _takes_tensors(steps: Sequence[Any]) -> bool:
-    """Whether all steps treat a uint8 tensor like a PIL image. All steps of torchvision v2 do, except conversions of PIL images,
+    """Return whether all steps treat a uint8 tensor like a PIL image. All steps of torchvision v2 do, except conversions of PIL images,
     which leave tensors unchanged. A user's functions may not."""
     return all(
         type(inner).__module__.startswith(_V2) and _name(inner) not in _FROM_OR_TO_PIL
@@ -386,7 +405,7 @@ def _is_tail(step: Any) -> bool:
 
 
 def _converts_uint8(tail: Sequence[Any]) -> bool:
-    """Whether a tail makes sense for uint8 images: a step that makes floats precedes Normalize."""
+    """Return whether a tail makes sense for uint8 images: a step that makes floats precedes Normalize."""
     makers = [_name(step) for step in tail if _makes_float(step)]
     return bool(tail) and (not makers or makers[0] != "Normalize")
 

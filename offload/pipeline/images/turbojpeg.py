@@ -96,8 +96,10 @@ class TurboJpeg:
     def region(
         self, data: bytes, header: Header, top: int, left: int, height: int, width: int, scale: int = 1
     ) -> Image | None:
-        """The pixels of a region of the image at 1/``scale``, bit for bit those of the whole. None if the library warns of anything in the
-        file."""
+        """The pixels of a region at 1/``scale``, bit for bit those of the whole image.
+
+        None if the library warns of anything in the file.
+        """
         tj, decoder = self._library, self._decoder()
         block = -(-header.block // scale)
         x = max(left - _AROUND, 0) // block * block
@@ -144,11 +146,11 @@ def library() -> TurboJpeg | None:
     """The first library on this machine that passes a test; None if there is none."""
     for path in _candidates():
         try:
-            found = TurboJpeg(path)
+            candidate = TurboJpeg(path)
         except (OSError, AttributeError):  # no such file, or TurboJPEG 2
             continue
-        if _agrees(found):
-            return found
+        if _agrees(candidate):
+            return candidate
     return None
 
 
@@ -162,18 +164,18 @@ def _candidates() -> Iterator[str]:
         yield from sorted(glob.glob(os.path.join(folder, "_pylibjxl*.so")))
 
 
-def _agrees(found: TurboJpeg) -> bool:
-    """Whether the library's regions are those of simplejpeg: another version might round differently."""
+def _agrees(library: TurboJpeg) -> bool:
+    """Return whether the library's regions are those of simplejpeg: another version might round differently."""
     import simplejpeg
 
     y, x = np.mgrid[:80, :96]
     picture = np.stack([x * 5 % 256, y * 3 + x, (x * y) % 251], axis=-1).astype(np.uint8)
     for subsampling in ("420", "422", "444"):
         data = simplejpeg.encode_jpeg(picture, quality=85, colorsubsampling=subsampling)
-        header = found.header(data)
+        header = library.header(data)
         if header is None or (header.height, header.width) != (80, 96):
             return False
-        region = found.region(data, header, 27, 37, 30, 41)
+        region = library.region(data, header, 27, 37, 30, 41)
         if region is None or not np.array_equal(region, decode_image(data)[27:57, 37:78]):
             return False
     return True

@@ -123,6 +123,7 @@ def level(rows: list[int], extra: int) -> list[int]:
     """``rows`` after ``extra`` more rows have filled up the lowest counts, as evenly as whole rows allow."""
     goal = list(rows)
     while extra > 0:
+        # Raise the lowest counts together: up to the next higher count, or as far as the rows suffice.
         lowest = min(goal)
         low = [k for k, r in enumerate(goal) if r == lowest]
         above = min((r for r in goal if r > lowest), default=None)

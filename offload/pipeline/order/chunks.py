@@ -15,11 +15,11 @@ import pyarrow as pa
 from offload.pipeline.order.ranges import Ranges
 
 CHUNK = 16
-"""Rows that draw random numbers together. Their number is fixed and aligned to positions of the pass. It is small, so that a chunk of
-images stays in the core's cache."""
+"""The rows that draw random numbers together. Chunks begin at multiples of it in the pass. It is small, so that a chunk of images stays in
+the core's cache."""
 
-LONG_S = 0.05  # of a call
-LARGE_BYTES = 2 << 20  # of what is read and returned: about two cores' caches, since each call has a cost of its own
+LONG_S = 0.05  # duration of a call
+LARGE_BYTES = 2 << 20  # that a call reads and returns: about two cores' caches, a balance with the cost of each call
 MOST_ROWS = 8192
 
 
@@ -40,7 +40,7 @@ class Calls:
 
     @property
     def watching(self) -> bool:
-        """Whether it matters if a call draws."""
+        """Whether it still matters if a call draws random numbers."""
         return not self._fixed
 
     def fix(self) -> None:
@@ -56,7 +56,7 @@ class Calls:
         """The end of the call that begins at ``start``. ``ends``: the ends of all chunks, ascending."""
         first = int(np.searchsorted(ends, start, side="right"))
         self._short = int(ends[-1]) < start + self._rows
-        if self.seeded:  # chunks at the end of a unit are shorter, and several would fit
+        if self.seeded:  # exactly one chunk, even where short chunks at the end of a unit would fit together
             return int(ends[first])
         last = int(np.searchsorted(ends, start + self._rows, side="right")) - 1
         return int(ends[max(first, last)])

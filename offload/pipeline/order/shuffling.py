@@ -19,8 +19,10 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, eq=False)
 class Consecutive:
-    """The groups of samples whose groups follow one another: as an array of a number for each sample, in the space of a number for
-    each group. ``counts``: the samples of each group."""
+    """The groups of samples whose groups follow one another.
+
+    It reads like an array of one number per sample, in the space of one number per group. ``counts``: the samples of each group.
+    """
 
     counts: NDArray[np.int64]
 
@@ -42,8 +44,9 @@ Groups = NDArray[np.int64] | Consecutive
 
 
 def epoch_permutation(n: int, *, seed: int, epoch: int, shuffle: bool = True, groups: Groups | None = None) -> Ids:
-    """The sample ids of one pass in the order of their delivery: a permutation of ``range(n)``, in four bytes for each sample while they
-    suffice.
+    """The sample ids of one pass in the order of their delivery: a permutation of ``range(n)``.
+
+    Ids take four bytes each as long as ``n`` allows it.
 
     ``groups`` gives, for each sample, the unit that storage reads at once (a row group, a shard). The groups then come in random
     order, and the samples within a group too, so that every group is read once.
@@ -62,7 +65,7 @@ def epoch_permutation(n: int, *, seed: int, epoch: int, shuffle: bool = True, gr
 
 
 def _shuffled_runs(n: int, kind: np.dtype[Any], counts: NDArray[np.int64], rng: np.random.Generator) -> Ids:
-    """As :func:`shuffled_groups` of consecutive groups, without any other array of all samples."""
+    """The result of :func:`shuffled_groups` for consecutive groups, without another array of all samples."""
     ids: Ids = np.empty(n, kind)
     stops = np.cumsum(counts)
     at = 0
@@ -92,10 +95,12 @@ def generator(seed: int, epoch: int) -> np.random.Generator:
 
 
 def pass_number(name: str, epoch: int, number: int) -> int:
-    """What stands for the epoch in a pass over another data set than the training data. ``number`` counts its passes within the epoch.
+    """The number that stands for the epoch in a pass over another data set than the training data.
 
-    Each pass gets an order and random numbers of its own. Two data sets of one size do not share an order: a loop over both would pair the
-    same samples in every epoch.
+    ``number`` counts the data set's passes within the epoch.
+
+    Each pass gets an order and random numbers of its own. Two data sets of one size get different orders: otherwise a loop over both would
+    pair the same samples in every epoch.
     """
     return mix(zlib.crc32(name.encode()), epoch, number)
 
@@ -129,9 +134,9 @@ class Draws:
         """
         rng = generator(seed, epoch)
         bounds = np.cumsum(self.weights / self.weights.max())
-        # A sample of weight 0 has an empty interval, which "right" never finds.
-        found = np.searchsorted(bounds, rng.random(self.number) * bounds[-1], side="right")
-        ids: Ids = np.minimum(found, np.flatnonzero(self.weights)[-1]).astype(np.int64)
+        # A sample of weight 0 has an empty interval, which side="right" never returns. Rounding may exceed the last bound.
+        drawn = np.searchsorted(bounds, rng.random(self.number) * bounds[-1], side="right")
+        ids: Ids = np.minimum(drawn, np.flatnonzero(self.weights)[-1]).astype(np.int64)
         if groups is None:
             return ids
         return shuffled_groups(ids, groups[ids], rng)

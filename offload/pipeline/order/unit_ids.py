@@ -1,7 +1,7 @@
 """Numbers for samples that come in units whose size is known only once a unit is made.
 
-A position holds three numbers: the unit, how many samples the unit gave, and the place among these. So the positions of a checkpoint tell
-by themselves which units are complete, and a resumed pass does not make them again. Pure.
+A position packs three numbers: the unit, the number of its samples, and the place among these. So the positions in a checkpoint alone show
+which units are complete, and a resumed pass does not make them again. Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from offload.pipeline.order.ranges import Ranges
 
 Ids = NDArray[np.int64]
-BITS = 62
+BITS = 62  # of a position, so that it is never negative as int64
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ class UnitIds:
 
         Raises ValueError for positions that this pass cannot have.
         """
-        found: dict[int, tuple[int, list[tuple[int, int]]]] = {}
+        by_unit: dict[int, tuple[int, list[tuple[int, int]]]] = {}
         for start, stop in positions.pairs:
             unit, rest = start >> 2 * self.bits, start & (1 << 2 * self.bits) - 1
             count, first = rest >> self.bits, rest & self.most
             last = first + stop - start
-            known, pairs = found.setdefault(unit, (count, []))
+            known, pairs = by_unit.setdefault(unit, (count, []))
             if unit >= self.units or known != count or last > count:
                 raise ValueError(f"position {start} of {self.units} units: unit {unit}, {count} samples, place {first}")
             pairs.append((first, last))
-        return {unit: TrainedPart(count, Ranges(tuple(pairs))) for unit, (count, pairs) in found.items()}
+        return {unit: TrainedPart(count, Ranges(tuple(pairs))) for unit, (count, pairs) in by_unit.items()}

@@ -97,7 +97,7 @@ class Preprocessor:
         self._done += 1
         process_bytes = 0 if self._done & (self._done - 1) else machine.process_bytes()
         self._ended = time.process_time(), time.perf_counter()
-        read = accounts.taken()
+        read = accounts.collect()
         if read.problem is not None:
             self._reports.cache_stopped(read.problem)
         cost = Cost(

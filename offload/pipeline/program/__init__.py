@@ -1,1 +1,1 @@
-"""What of the user's program reaches other processes, and what these print for it."""
+"""The user's program in other processes: how its objects get there, and how its output comes back."""

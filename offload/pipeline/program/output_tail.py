@@ -1,8 +1,8 @@
 """Read what this process prints, whoever prints it: Python, a warning, a logger, or a C library.
 
-In Ray's processes, standard output and standard error are log files. They stay as they are, so that Ray's logs hold everything, and no
-writer ever waits for a reader. A tail reads such a file from where it began. Where it stops: it reads nothing where Ray rotates its logs,
-and writes to a pipe instead.
+In Ray's processes, standard output and standard error are log files. They stay that way, so Ray's logs hold everything and no writer
+ever waits for a reader. A tail reads such a file from the position at which it began. Where it stops: where Ray rotates its logs,
+processes write to a pipe, of which it reads nothing.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ import ray
 from offload.pipeline.program.printed import Limit, Printed, PrintedLine, Stream
 
 LOOK_S = 0.5
-TOLD_S = 10.0  # time for the hub to take what a process has printed
+RECEIPT_S = 10.0  # time for the hub to receive what a process has printed
 CHUNK = 1 << 20  # bytes
 LONGEST = 1 << 16  # characters of a line
 RAYS = (":job_id:", ":actor_name:", ":task_name:")
-"""How lines begin by which Ray tells its own log monitor whose output follows."""
+"""The beginnings of lines by which Ray tells its log monitor whose output follows."""
 
 
 class WholeLines:
-    """Whole lines of a stream that arrives in parts. Of a line that a progress bar writes again and again, only the newest state counts."""
+    """The whole lines of a stream that arrives in parts. A line that a progress bar rewrites appears only in its newest state."""
 
     def __init__(self) -> None:
         self._rest = ""
@@ -43,10 +43,11 @@ class WholeLines:
         if len(self._rest) > LONGEST:
             lines.append(self._rest)
             self._rest = ""
-        return [line for line in (_newest(each).rstrip("\r") for each in lines) if not line.startswith(RAYS)]
+        newest = (_newest(line).rstrip("\r") for line in lines)
+        return [line for line in newest if not line.startswith(RAYS)]
 
     def settled(self) -> list[str]:
-        """A line without an end that nobody has continued since the last call, unless it is the state of a progress bar."""
+        """A line without an end that has not grown since the last call, unless it is the state of a progress bar."""
         if self._settled and "\r" not in self._rest:
             return self.rest()
         self._settled = True
@@ -59,7 +60,10 @@ class WholeLines:
 
 
 def _newest(line: str) -> str:
-    """What a carriage return has not yet replaced of a line. One at the end stays: what follows it begins the line anew, or ends it."""
+    """The part of a line after its last carriage return.
+
+    A return at the very end stays: the next text may replace the line, or be the newline that ends it.
+    """
     text = line.rstrip("\r")
     return text[text.rfind("\r") + 1 :] + line[len(text) :][:1]
 
@@ -75,14 +79,14 @@ class OutputTail:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def read(self, *, settled: bool = False, last: bool = False) -> Iterator[PrintedLine]:
-        """Yield the new lines. ``settled``: see :meth:`WholeLines.settled`; ``last``: a line without an end, too."""
+        """Yield the new lines. ``settled``: also :meth:`WholeLines.settled`. ``last``: also a line without an end."""
         size = self._size()
         while self._at < size:
-            found = self._part()
-            if not found:
+            content = self._part()
+            if not content:
                 break
-            self._at += len(found)
-            yield from self._named(self._lines.add(self._decoder.decode(found)))
+            self._at += len(content)
+            yield from self._named(self._lines.add(self._decoder.decode(content)))
         if last:
             yield from self._named(self._lines.rest())
         elif settled:
@@ -98,7 +102,7 @@ class OutputTail:
         return 0
 
     def _part(self) -> bytes:
-        with contextlib.suppress(OSError):  # such as too many open files: the work's outcome matters more
+        with contextlib.suppress(OSError):  # such as too many open files: printing must not fail the work
             if self._file is None:
                 self._file = os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDONLY | os.O_CLOEXEC)
             return os.pread(self._file, CHUNK, self._at)
@@ -112,14 +116,14 @@ class OutputTail:
 
 
 class Output:
-    """What this process prints from now on."""
+    """Everything that this process prints from now on."""
 
     def __init__(self) -> None:
         self._tails = (OutputTail(1, "stdout"), OutputTail(2, "stderr"))
         self._reading = threading.Lock()
 
     def read(self, *, settled: bool = False, last: bool = False) -> list[PrintedLine]:
-        """The new lines, those of standard output first. The arguments are those of :meth:`OutputTail.read`."""
+        """The new lines, standard output first. The arguments are those of :meth:`OutputTail.read`."""
         with self._reading:
             return [line for tail in self._tails for line in tail.read(settled=settled, last=last)]
 
@@ -131,20 +135,22 @@ class Output:
 
 
 class Teller:
-    """Tells the hub what a preprocessing process prints, with the key of the recipe at which it works. ``run``: the hub's handle, or None:
-    then nobody hears of it."""
+    """Tells the hub what a preprocessing process prints, with the key of the recipe at work.
+
+    ``run``: the hub's handle. None: nothing is reported.
+    """
 
     def __init__(self, run: Any) -> None:
         self._run, self._key = run, ""
         self._output, self._limit = Output(), Limit()
         self._telling = threading.Lock()
-        self._told: Future[None] | None = None
+        self._receipt: Future[None] | None = None
         if run is not None:
             threading.Thread(target=self._look, daemon=True, name="output").start()
 
     @contextlib.contextmanager
     def working(self, key: str) -> Iterator[None]:
-        """A context for work with this recipe. Before it ends, the hub has got what the work printed: nobody has its outcome earlier."""
+        """A context for work with this recipe. At its end the hub has received the work's output, before anybody has its outcome."""
         self._key = key
         failed = True
         try:
@@ -170,11 +176,11 @@ class Teller:
         shown, held = self._limit.admit(lines), self._limit.held_back()
         printed = Printed(lines=tuple(shown), more=held.more, beyond=held.beyond)
         with contextlib.suppress(ray.exceptions.RayError):  # the hub is gone
-            self._told = self._run.printed.remote(self._key, printed).future()
+            self._receipt = self._run.printed.remote(self._key, printed).future()
 
     def _wait(self) -> None:
-        """Wait until the hub has what this process has told. A future, unlike ``ray.get``, keeps the CPU meanwhile."""
-        told, self._told = self._told, None
-        if told is not None:
+        """Wait until the hub has received the last report. Unlike ``ray.get``, a future does not release this process's CPU to Ray."""
+        receipt, self._receipt = self._receipt, None
+        if receipt is not None:
             with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
-                told.result(timeout=TOLD_S)
+                receipt.result(timeout=RECEIPT_S)

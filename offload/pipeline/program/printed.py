@@ -1,7 +1,7 @@
-"""What the user's code prints in other processes, as lines on their way to the program, and the limit of floods.
+"""The lines that the user's code prints in other processes, on their way to the program, and the limit of floods.
 
-A decoder may warn of every file, and a data set print for every sample, in a hundred processes. The limit shows the beginning of such a
-flood, and counts the rest. Where it stops: :mod:`offload.pipeline.program.output_tail` reads the lines, and the program shows them.
+A decoder may warn about every file, or a data set print a line for every sample, in a hundred processes. The limit shows the beginning of
+such a flood and counts the rest. Where it stops: :mod:`offload.pipeline.program.output_tail` reads the lines, and the program shows them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Stream = Literal["stdout", "stderr"]
 SAME = 3  # lines of one text that are shown
 BURST = 1000  # lines that are shown at once
 PER_S = 10.0  # lines that are shown each second after a burst
-TELL_S = 60.0  # interval between two counts of what was held back, after which the same text is shown again
+TELL_S = 60.0  # between two counts of what was held back. After each, the same text is shown again
 MOST_COUNTS = 20  # texts that have a count of their own
 KNOWN = 1000  # texts that a limit remembers
 SHOWN_OF_LINE = 120  # characters of a line that a count repeats
@@ -33,7 +33,7 @@ class PrintedLine(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Printed:
-    """Lines to show, in their order; how many more there were of one text; and how many more of each stream beyond the limit."""
+    """Lines to show, in order, and counts of those held back: ``more`` of the same text, and ``beyond`` the limit by stream."""
 
     lines: tuple[PrintedLine, ...] = ()
     more: dict[PrintedLine, int] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Printed:
 
 
 class Limit:
-    """A limit of lines, a bucket of BURST lines that fills at PER_S. It shows SAME lines of one text, and counts what it holds back.
+    """A token bucket of BURST lines that refills at PER_S. It shows SAME lines of one text, and counts what it holds back.
 
     ``now_s``: a clock, in seconds.
     """
@@ -55,7 +55,7 @@ class Limit:
         self._seen: OrderedDict[PrintedLine, int] = OrderedDict()
         self._more: Counter[PrintedLine] = Counter()
         self._beyond: Counter[Stream] = Counter()
-        self._told_at = now_s()
+        self._counted_at = now_s()
 
     def admit(self, lines: Iterable[PrintedLine]) -> list[PrintedLine]:
         """The lines that may be shown now."""
@@ -83,17 +83,17 @@ class Limit:
         return self.admit(printed.lines)
 
     def held_back(self) -> Printed:
-        """The counts of what was held back. They begin anew, and so does the number of lines of one text."""
+        """The counts of what was held back. They start again from zero, and so do the lines of one text."""
         held = Printed(more=dict(self._more), beyond=dict(self._beyond))
-        for each in (self._seen, self._more, self._beyond):
-            each.clear()
+        for counter in (self._seen, self._more, self._beyond):
+            counter.clear()
         return held
 
     def counts(self, *, last: bool = False) -> list[PrintedLine]:
-        """What was held back, in words: once a minute, and at the end."""
-        if not last and self._now_s() - self._told_at < TELL_S:
+        """Sentences about what was held back: once a minute, and at the end."""
+        if not last and self._now_s() - self._counted_at < TELL_S:
             return []
-        self._told_at = self._now_s()
+        self._counted_at = self._now_s()
         held = self.held_back()
         most = Counter(held.more).most_common(MOST_COUNTS)
         beyond = Counter(held.beyond)
@@ -122,7 +122,7 @@ def _beyond(held: tuple[Stream, int]) -> PrintedLine:
 
 
 class Outlet:
-    """What preprocessing processes have printed for one program, limited, until the program takes it. Called from several threads."""
+    """The output of preprocessing processes for one program, limited, until the program collects it. Safe for several threads."""
 
     def __init__(self, limit: Limit | None = None) -> None:
         self._limit = limit or Limit()

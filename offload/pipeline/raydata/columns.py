@@ -1,8 +1,8 @@
-"""The columns of a block of Ray Data: those of Ray's own batches, with one mark for what is missing.
+"""The columns of a block of Ray Data: those of Ray's own batches, with one mark for missing values.
 
 Arrow, pandas and NumPy mark a missing value as null, None, NaN, NaT or NA, and which one a batch of Ray holds depends on the kind of block.
-Here, a missing number is NaN, a missing time NaT, and anything else that is missing None. Where it stops: a column that holds nothing in a
-whole block has no type there. Ray gives it NaN, and :func:`offload.pipeline.blocks.wire.typed` makes it None beside text or objects.
+Here, a missing number is NaN, a missing time NaT, and any other missing value None. Where it stops: a column without any value in a
+block has no type there. Ray gives it NaN, and :func:`offload.pipeline.blocks.wire.typed` makes it None beside text or objects.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OF_PANDAS = ("NAType", "NaTType")  # the classes of pandas.NA and pandas.NaT
 
 
 def columns_of_block(block: Any) -> Columns:
-    """The columns of a block of Arrow's or pandas' rows; none if it has no rows."""
+    """The columns of a block of Arrow or pandas. Empty if it has no rows."""
     if isinstance(block, pa.Table):
         block = _with_values(block)
     accessor: Any = BlockAccessor.for_block(block)
@@ -40,7 +40,7 @@ def _values(accessor: Any, name: str) -> Any:
 
 
 def marked_objects(columns: Mapping[str, Any]) -> Columns:
-    """The columns, with one mark for what is missing in those of Python objects."""
+    """The columns, with one mark for missing values in those of Python objects."""
     return {name: marked(column) if _is_of_objects(column) else column for name, column in columns.items()}
 
 
@@ -49,7 +49,7 @@ def _is_of_objects(column: Any) -> bool:
 
 
 def _with_values(table: pa.Table) -> pa.Table:
-    """The table with values in place of categories: of a missing one, Arrow's array would hold another category."""
+    """The table with values in place of categories: for a missing one, Arrow's array would hold another category."""
     for number, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
             table = table.set_column(number, field.name, table.column(number).cast(field.type.value_type))
@@ -57,18 +57,20 @@ def _with_values(table: pa.Table) -> pa.Table:
 
 
 def marked(values: Column, *, of_numbers: bool = False) -> Column:
-    """Values that are Python objects, with NaN for what is missing among numbers, and with None among others. Nothing tells if all are
-    missing, but for ``of_numbers``."""
+    """The Python objects of a column, with one mark for missing values: NaN among numbers, and None among others.
+
+    ``of_numbers``: whether the column's type is numeric, which nothing else tells if all values are missing.
+    """
     lacking = [_is_missing(value) for value in values]
     if not any(lacking):
         return values
-    each = list(zip(values, lacking, strict=True))
-    known = [value for value, lacks in each if not lacks]
+    marks = list(zip(values, lacking, strict=True))
+    known = [value for value, lacks in marks if not lacks]
     if all(map(_is_number, known)) and (known or of_numbers):
-        if all(isinstance(value, float | np.floating) for value, lacks in each if lacks):
+        if all(isinstance(value, float | np.floating) for value, lacks in marks if lacks):
             return values  # they are NaN, perhaps in half precision
-        return np.array([math.nan if lacks else value for value, lacks in each], dtype=np.float64)
-    return [None if lacks else value for value, lacks in each]
+        return np.array([math.nan if lacks else value for value, lacks in marks], dtype=np.float64)
+    return [None if lacks else value for value, lacks in marks]
 
 
 def _is_missing(value: Any) -> bool:

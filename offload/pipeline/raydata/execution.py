@@ -1,6 +1,6 @@
-"""``ray.data.Dataset`` sources, which run as the user's own Ray Data pipeline, followed by the transform and the wire format.
+"""``ray.data.Dataset`` sources that Ray Data executes: the user's own pipeline, then the transform and the wire format.
 
-Everything that offload uses of Ray Data beyond its everyday API is in this file, with a contract test:
+This file uses more of Ray Data than its everyday API, which a contract test checks:
 ``iter_internal_ref_bundles`` is a developer API, and the fields of a block's statistics have moved between releases.
 """
 
@@ -37,11 +37,12 @@ from offload.pipeline.work.transform import check_names, transform
 def encode_foreign(
     recipe: Recipe, columns: Columns, *, id_column: str | None, done: Ranges, epoch: int = 0
 ) -> pa.Table:
-    """Return the block of a batch of a plain ``ray.data.Dataset``, without the samples whose ids are in ``done``. Without an
-    ``id_column``, the reading side numbers the samples.
+    """Return the block of a batch of a plain ``ray.data.Dataset``, without the samples whose ids are in ``done``.
 
-    The transform processes a partly trained batch as a whole, as before: a part of it would draw other random numbers. If Ray Data
-    forms other batches, the random numbers of a per-batch transform still change.
+    Without an ``id_column``, the reading side numbers the samples. The transform processes a partly trained batch as a whole, as before: a
+    part of it would draw other random numbers. If Ray Data forms other batches, the random numbers of a per-batch transform still change.
+
+    Raises RunError for samples that cannot travel in a block.
     """
     ids = np.arange(len(next(iter(columns.values()), ())), dtype=np.int64)
     seeded, fresh = recipe, np.arange(len(ids))
@@ -52,22 +53,22 @@ def encode_foreign(
             columns, ids = take(columns, fresh), ids[fresh]
             fresh = np.arange(len(ids))
     elif len(ids) and recipe.kind != "none":
-        # Rows are numbered per block, so only content tells blocks apart; it seeds their random numbers.
+        # Rows are numbered within their block, so only the content tells blocks apart: it seeds their random numbers.
         first: bytes = cloudpickle.dumps({name: column[0] for name, column in columns.items()})  # type: ignore[no-untyped-call]
         seeded = dataclasses.replace(recipe, seed=mix(recipe.seed, zlib.crc32(first)))
     encoded: Columns = {}
     if len(ids):
-        if recipe.kind != "none":  # it may change its samples, and Ray gives arrays that cannot be written to
+        if recipe.kind != "none":  # the transform may write to its samples, and Ray's arrays are read-only
             columns = {name: own_column(column) for name, column in columns.items()}
-        made = transform(seeded, columns, ids=ids, chunk=None, epoch=epoch)
+        results = transform(seeded, columns, ids=ids, chunk=None, epoch=epoch)
         reserved = [POSITION, ERROR, CONTENTS, *([SAMPLE_ID] if id_column not in (None, SAMPLE_ID) else [])]
-        check_names(recipe, made, reserved if recipe.whole else [*reserved, SAMPLES])
-        if recipe.whole or any(map(whole_samples.is_nested, made.values())):
-            return _encode_foreign_whole(recipe, made, ids, fresh, numbered=id_column is not None)
-        for name, column in made.items():
+        check_names(recipe, results, reserved if recipe.whole else [*reserved, SAMPLES])
+        if recipe.whole or any(map(whole_samples.is_nested, results.values())):
+            return _encode_foreign_whole(recipe, results, ids, fresh, numbered=id_column is not None)
+        for name, column in results.items():
             try:
-                given = plain(name, column)
-                encoded[name] = given if isinstance(given, np.ndarray) else wire.stack(name, given)
+                plain_column = plain(name, column)
+                encoded[name] = plain_column if isinstance(plain_column, np.ndarray) else wire.stack(name, plain_column)
             except RaggedError as error:
                 raise RunError(
                     f"column {name!r} has rows of different shapes: {error.shapes[0]} for sample {ids[error.rows[0]]}, "
@@ -84,9 +85,9 @@ def encode_foreign(
 
 
 def _encode_foreign_whole(
-    recipe: Recipe, made: Columns, ids: np.ndarray[Any, Any], fresh: np.ndarray[Any, Any], *, numbered: bool
+    recipe: Recipe, results: Columns, ids: np.ndarray[Any, Any], fresh: np.ndarray[Any, Any], *, numbered: bool
 ) -> pa.Table:
-    rows = whole_samples.rows_of(made, len(ids))
+    rows = whole_samples.rows_of(results, len(ids))
     block = wire.encode({SAMPLE_ID: ids[fresh], POSITION: ids[fresh]} if numbered else {})
     try:
         encoded = whole_samples.encode([rows[i] for i in fresh.tolist()])
@@ -132,7 +133,7 @@ def encode_dataset(
     """
     # A dataset executes with the context of its creation, not with that of this process.
     dataset.context.enable_progress_bars = False
-    dataset.context.raise_original_map_exception = True  # Ray's own says only that a function failed
+    dataset.context.raise_original_map_exception = True  # Ray's own error only says that a function failed
     options = dataset.context.execution_options
     limits = options.resource_limits
     options.resource_limits = limits.copy(object_store_memory=min(limits.object_store_memory, store_bytes))

@@ -47,7 +47,7 @@ _RANDOM = _EXPRESSIONS.eval_random
 
 
 def _random_of_unit(rows: int, block_type: Any, **options: Any) -> Any:
-    """The values of a ``random()`` expression, from the generators, which are seeded for each unit, unless its own seed is fixed."""
+    """The values of a ``random()`` expression. Without a fixed seed, they come from the generators, which are seeded for each unit."""
     if options.get("seed") is None or options.get("reseed_after_execution", True):
         options["seed"] = int(np.random.randint(1 << 31))
     return _RANDOM(rows, block_type, **options)
@@ -64,7 +64,7 @@ class Chain:
 
     @classmethod
     def of(cls, operators: Sequence[Any], context: DataContext, common: bytes) -> Chain:
-        """The steps of these map operators. ``common``: what their inputs were packed with."""
+        """The steps of these map operators. ``common``: the dictionary with which their inputs were compressed."""
         return cls(
             common=common,
             names=tuple(op.name for op in operators),
@@ -77,8 +77,11 @@ class Chain:
 
 
 class Runner:
-    """A chain in a preprocessing process. It constructs the classes of the chain's steps once, and takes those of ``constructed``, by the
-    id of their step: the chains of a union have steps in common."""
+    """A chain in a preprocessing process.
+
+    It constructs the classes of the chain's steps once. ``constructed`` holds those of earlier chains by the id of their step, since the
+    chains of a union have steps in common.
+    """
 
     def __init__(self, chain: Chain, constructed: dict[int, Any] | None = None) -> None:
         constructed = {} if constructed is None else constructed
@@ -100,14 +103,14 @@ class Runner:
             self._instances.append(constructed[id(transformer)])
         ray.data._map_actor_context = None
 
-    def run(self, given: bytes, *, number: int, start: int = 0, stop: int | None = None) -> Iterator[Columns]:
+    def run(self, packed_input: bytes, *, number: int, start: int = 0, stop: int | None = None) -> Iterator[Columns]:
         """The samples of a unit, as pieces of columns. Empty pieces are left out."""
         context = TaskContext(task_idx=number, op_name=str(self.chain))
         with DataContext.current(self.chain.context), TaskContext.current(context):
-            yield from filter(None, self._pieces(given, start, stop, context))
+            yield from filter(None, self._pieces(packed_input, start, stop, context))
 
     def run_each(
-        self, given: bytes, *, number: int, start: int = 0, stop: int | None = None
+        self, packed_input: bytes, *, number: int, start: int = 0, stop: int | None = None
     ) -> Iterator[Columns | Exception]:
         """The samples of each row of a unit's input by itself: its columns, or the error that its steps raised.
 
@@ -115,7 +118,7 @@ class Runner:
         """
         context = TaskContext(task_idx=number, op_name=str(self.chain))
         with DataContext.current(self.chain.context), TaskContext.current(context):
-            blocks, steps, instances = self._read(given, start, stop, context)
+            blocks, steps, instances = self._read(packed_input, start, stop, context)
             for block in list(blocks):
                 for row in range(BlockAccessor.for_block(block).num_rows()):
                     try:
@@ -125,19 +128,19 @@ class Runner:
                         continue
                     yield from filter(None, pieces)
 
-    def _pieces(self, given: bytes, start: int, stop: int | None, context: TaskContext) -> Iterator[Columns]:
-        blocks, steps, instances = self._read(given, start, stop, context)
+    def _pieces(self, packed_input: bytes, start: int, stop: int | None, context: TaskContext) -> Iterator[Columns]:
+        blocks, steps, instances = self._read(packed_input, start, stop, context)
         yield from self._applied(blocks, steps, instances, context)
 
     def _read(
-        self, given: bytes, start: int, stop: int | None, context: TaskContext
+        self, packed_input: bytes, start: int, stop: int | None, context: TaskContext
     ) -> tuple[Iterable[Any], Sequence[MapTransformer], Sequence[Any]]:
         """(the blocks of a unit's input, the steps that follow, and the objects of their classes)"""
-        found = _unpacked(given, self.chain.common)
-        if isinstance(found, ray.ObjectRef):
-            return [_cut(ray.get(found), start, stop)], self.chain.transformers, self._instances
+        unpacked = _unpacked(packed_input, self.chain.common)
+        if isinstance(unpacked, ray.ObjectRef):
+            return [_cut(ray.get(unpacked), start, stop)], self.chain.transformers, self._instances
         reading, *steps = self.chain.transformers
-        blocks: Iterable[Any] = [found]
+        blocks: Iterable[Any] = [unpacked]
         for function in reading.get_transform_fns():
             blocks = function(blocks, context)
         return _rows_between(blocks, start, stop), steps, self._instances[1:]
@@ -149,7 +152,7 @@ class Runner:
         instances: Sequence[Any],
         context: TaskContext,
     ) -> Iterator[Columns]:
-        """The output of the last function, before Ray would build blocks of it: that costs a copy or two."""
+        """The output of the last function, taken before Ray builds blocks of it, which costs a copy or two."""
         functions = [
             (function, instance)
             for transformer, instance in zip(transformers, instances, strict=True)
@@ -164,7 +167,7 @@ class Runner:
         numbers: set[str] = set()
         if last._input_type is MapTransformFnDataType.Row:
             blocks = _telling_numbers(blocks, numbers)
-        results = _with_instance(last._apply_transform(context, _taken_in(last, blocks)), instance)
+        results = _with_instance(last._apply_transform(context, _preprocessed(last, blocks)), instance)
         if last._input_type is MapTransformFnDataType.Row:
             columns = _columns_of_rows(results)
             yield {name: marked(column, of_numbers=name in numbers) for name, column in columns.items()}
@@ -174,17 +177,20 @@ class Runner:
             yield from map(columns_of_block, results)
 
 
-def _taken_in(function: Any, blocks: Iterable[Any]) -> Iterable[Any]:
-    """What a function takes of these blocks: rows, batches, or the blocks."""
+def _preprocessed(function: Any, blocks: Iterable[Any]) -> Iterable[Any]:
+    """The arguments of a function for these blocks: rows, batches, or the blocks."""
     in_arrays = isinstance(function, BatchMapTransformFn) and function._batch_format == "numpy"
     if in_arrays and isinstance(function._batch_size, int) and function._zero_copy_batch:
         return numpy_batches(blocks, function._batch_size, function._pre_process)
-    found: Iterable[Any] = function._pre_process(blocks)
-    return found
+    arguments: Iterable[Any] = function._pre_process(blocks)
+    return arguments
 
 
 def _with_instance(results: Iterable[Any], instance: Any) -> Iterator[Any]:
-    """The results of a step that finds its own objects in Ray's global, whichever step asks for them."""
+    """The results of a step, made while Ray's global holds that step's own objects.
+
+    Steps run interleaved, each asking the one before it, so the global is set for each result.
+    """
     if getattr(instance, "is_async", False):
         results = _at_once(results)  # its coroutines look for the object whenever they begin, on a thread of their own
     results = iter(results)
@@ -192,23 +198,23 @@ def _with_instance(results: Iterable[Any], instance: Any) -> Iterator[Any]:
         before = ray.data._map_actor_context
         ray.data._map_actor_context = instance
         try:
-            found = next(results)
+            result = next(results)
         except StopIteration:
             return
         finally:
             ray.data._map_actor_context = before
-        yield found
+        yield result
 
 
 def _at_once(results: Iterable[Any]) -> Iterator[Any]:
-    """These results, all of them made before the first is given."""
+    """These results, all made before the first one is returned."""
     yield from list(results)
 
 
 def _cut(block: Any, start: int, stop: int | None) -> Any:
     if stop is None:
         return block
-    # As Arrow: a slice of pandas' rows warns with some versions of pandas.
+    # Convert to Arrow: slicing rows of pandas warns with some versions of pandas.
     return BlockAccessor.for_block(BlockAccessor.for_block(block).to_arrow()).slice(start, stop, copy=False)
 
 
@@ -242,7 +248,7 @@ def _columns_of_rows(rows: Iterable[Mapping[str, Any]]) -> Columns:
 
 
 def _telling_numbers(blocks: Iterable[Any], numbers: set[str]) -> Iterator[Any]:
-    """The blocks; the names of their columns of numbers join ``numbers``."""
+    """Pass the blocks on, and add the names of their numeric columns to ``numbers``."""
     for block in blocks:
         if isinstance(block, pa.Table):
             numbers.update(field.name for field in block.schema if _is_of_numbers(field.type))

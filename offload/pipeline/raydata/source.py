@@ -33,25 +33,28 @@ if TYPE_CHECKING:
 
 
 def units_of(dataset: ray.data.Dataset, *, shuffle: bool = True, has_ids: bool = False) -> UnitIndex | str:
-    """The units of a Dataset, or the reason why Ray Data has to execute it. ``shuffle``: whether each epoch has an order of its own;
-    ``has_ids``: whether the user's ids tell which samples an interrupted epoch had.
+    """The units of a Dataset, or the reason why Ray Data has to execute it.
+
+    ``shuffle``: whether each epoch has an order of its own. ``has_ids``: whether the user's ids tell the samples of an interrupted epoch.
 
     If a step needs rows of several blocks at once, Ray Data executes the Dataset up to there first, which may take long. Raises RunError
     if that fails, and ConfigError for a Dataset without rows.
     """
     try:
-        from offload.pipeline.raydata import plan as ray_plan
+        from offload.pipeline.raydata.executed import ExecutionError
+        from offload.pipeline.raydata.plan import take_over
+        from offload.pipeline.raydata.refusals import NotTakenOverError
     except ImportError as error:
         return f"offload does not know the plans of Ray {ray.__version__} ({error})"
     try:
-        plan = ray_plan.take_over(dataset, shuffle=shuffle, has_ids=has_ids)
-    except ray_plan.NotTakenOverError as error:
+        plan = take_over(dataset, shuffle=shuffle, has_ids=has_ids)
+    except NotTakenOverError as error:
         return str(error)
-    except ray_plan.ExecutionError as error:
+    except ExecutionError as error:
         raise RunError(
             f"Ray Data could not execute the ray.data.Dataset: {error}, raised {say_cause(error)}."
         ) from None
-    # Ray's internals may differ, and whatever else is wrong Ray Data says when it executes the Dataset.
+    # Ray's internals may differ. If the Dataset itself is wrong, Ray Data says so when it executes it.
     except Exception as error:
         return f"its plan cannot be read ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'})"
     if not plan.units or all(unit.rows == 0 for unit in plan.units):
@@ -59,7 +62,7 @@ def units_of(dataset: ray.data.Dataset, *, shuffle: bool = True, has_ids: bool =
     known = [unit.rows for unit in plan.units if unit.rows is not None]
     table = pa.table(
         {
-            "given": pa.array([unit.given for unit in plan.units], pa.large_binary()),
+            "packed_input": pa.array([unit.packed_input for unit in plan.units], pa.large_binary()),
             "label": pa.array([unit.label for unit in plan.units]),
             "chain": pa.array([unit.chain for unit in plan.units], pa.int32()),
             "start": pa.array([unit.start for unit in plan.units], pa.int64()),
@@ -81,8 +84,8 @@ def units_of(dataset: ray.data.Dataset, *, shuffle: bool = True, has_ids: bool =
     )
 
 
-def list_dataset_rows(what: str, dataset: ray.data.Dataset, *, shuffle: bool, changed: bool) -> Index:
-    """The index of a Dataset's rows. ``what``: its name in messages; ``shuffle``: whether each epoch has an order of its own; ``changed``:
+def list_dataset_rows(title: str, dataset: ray.data.Dataset, *, shuffle: bool, changed: bool) -> Index:
+    """The index of a Dataset's rows. ``title``: its name in messages; ``shuffle``: whether each epoch has an order of its own; ``changed``:
     whether a transform may change samples in place.
 
     Raises ConfigError if the pool cannot run the Dataset, or if only running it tells the number of its rows.
@@ -90,13 +93,13 @@ def list_dataset_rows(what: str, dataset: ray.data.Dataset, *, shuffle: bool, ch
     units = units_of(dataset, shuffle=shuffle)
     if isinstance(units, str):
         raise ConfigError(
-            f"{what} takes a ray.data.Dataset that offload can execute itself, and {units}. materialize() the Dataset."
+            f"{title} takes a ray.data.Dataset that offload can execute itself, and {units}. materialize() the Dataset."
         )
     counts = units.table.column("rows").to_numpy()  # floats, if some are unknown
     if units.samples is None:
         unit = units.table.slice(int(np.flatnonzero(np.isnan(counts))[0]), 1).to_pylist()[0]
         raise ConfigError(
-            f"{what} takes a ray.data.Dataset whose number of rows is known, and that of {unit['label']} ({units.chains[unit['chain']]}) "
+            f"{title} takes a ray.data.Dataset whose number of rows is known, and that of {unit['label']} ({units.chains[unit['chain']]}) "
             "is not. materialize() the Dataset; if a step returns as many rows as it gets, pass udf_modifying_row_count=False to "
             "map_batches."
         )
@@ -112,8 +115,10 @@ def list_dataset_rows(what: str, dataset: ray.data.Dataset, *, shuffle: bool, ch
 
 
 class UnitReader(Reader):
-    """A reader of a Dataset's rows. It keeps the last unit that it made, since a task's rows come from few of them. ``changed``: a
-    transform may change samples in place."""
+    """A reader of a Dataset's rows. It keeps the last unit that it made, since a task's rows come from few units.
+
+    ``changed``: whether a transform may change samples in place.
+    """
 
     def __init__(self, units: pa.Table, chains: Sequence[Chain], *, changed: bool) -> None:
         self.units, self.chains, self.changed = units, chains, changed
@@ -134,19 +139,20 @@ class UnitReader(Reader):
 
     def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
         units = rows.column("unit").to_numpy()
-        return gathered(units, rows.column("row").to_numpy(), self._made, changed=self.changed)
+        return gathered(units, rows.column("row").to_numpy(), self._unit, changed=self.changed)
 
     def describe(self, rows: pa.Table, row: int) -> str:
         label = self.units.column("label")[rows.column("unit")[row].as_py()].as_py()
         return f"row {rows.column('row')[row].as_py()} of {label}"
 
-    def _made(self, number: int) -> UnitSamples:
+    def _unit(self, number: int) -> UnitSamples:
+        """The samples of a unit, made now unless it was the last one made in this pass."""
         key = (number, self._seed, self._epoch)
         if self._held is None or self._held[0] != key:
             if self._maker is None:
                 self.prepare()
             assert self._maker is not None
             unit = self.units.slice(number, 1).to_pylist()[0]
-            # Whether a row may fail is up to the recipe, as with other sources.
+            # skip: as with other sources, the recipe decides whether a row may fail.
             self._held = key, self._maker.make(unit, number, seed=self._seed, epoch=self._epoch, skip=True)
         return self._held[1]

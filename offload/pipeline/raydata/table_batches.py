@@ -1,6 +1,6 @@
 """Batches of the rows of Arrow tables as NumPy arrays, cut as Ray Data cuts them.
 
-For each batch, Ray Data slices a table, builds another one, and converts its columns. A light function costs less than that. Here, columns
+For each batch, Ray Data slices a table, builds another one, and converts its columns, which costs more than a light function. Here, columns
 of numbers become arrays once for each chunk of a table, and batches are views of them.
 """
 
@@ -19,9 +19,9 @@ Batch = dict[str, np.ndarray[Any, Any]]
 def numpy_batches(
     tables: Iterable[Any], size: int, otherwise: Callable[[Iterable[Any]], Iterable[Any]]
 ) -> Iterator[Any]:
-    """Batches of ``size`` rows of these tables; the last one may be smaller. Arrays of numbers cannot be written to.
+    """Batches of ``size`` rows of these tables. The last one may be smaller. Arrays of numbers are read-only.
 
-    ``otherwise`` makes the batches from the first block on that is no usual table, such as one of tensors or of pandas.
+    ``otherwise`` makes the batches from the first unusual block on, such as one of tensors or of pandas.
     """
     tables = iter(tables)
     held: list[pa.RecordBatch] = []  # rows that do not fill a batch yet
@@ -48,14 +48,14 @@ def numpy_batches(
 
 
 def _is_usual(table: Any) -> bool:
-    """Whether NumPy's arrays of a table's columns are what Arrow makes of them."""
+    """Return whether NumPy's arrays of a table's columns are what Arrow makes of them."""
     if not isinstance(table, pa.Table) or not 0 < table.num_columns == len(set(table.column_names)):
         return False
     return not any(isinstance(kind, pa.BaseExtensionType) or pa.types.is_null(kind) for kind in table.schema.types)
 
 
 def _whole_batches(chunk: pa.RecordBatch, first: int, last: int, size: int) -> Iterator[Batch]:
-    """The batches of the rows from ``first`` to ``last`` of a chunk, which are whole batches."""
+    """Cut the rows from ``first`` to ``last`` of a chunk, a multiple of ``size``, into batches."""
     if first == last:
         return
     numbers = {name: column.to_numpy() for name, column in _columns(chunk) if _is_of_numbers(column)}
@@ -76,11 +76,11 @@ def _columns(chunk: pa.RecordBatch) -> Iterator[tuple[str, pa.Array]]:
 
 
 def _is_of_numbers(column: pa.Array) -> bool:
-    """Whether the column's memory is that of an array."""
+    """Return whether the column's memory is that of an array."""
     numeric = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
     return bool(numeric) and column.null_count == 0
 
 
 def _as_array(column: pa.Array) -> np.ndarray[Any, Any]:
-    # As Ray does: integers become floats only in batches where some are missing.
+    # Convert batch by batch, as Ray does: integers become floats only in batches where some are missing.
     return np.asarray(pa.chunked_array([column]).to_numpy(zero_copy_only=False))

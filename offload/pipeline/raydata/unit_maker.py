@@ -1,6 +1,6 @@
 """Makes the units of a ``ray.data.Dataset`` in a preprocessing process: runs the read task and the steps of each.
 
-Where it stops: :mod:`offload.pipeline.raydata.plan` knows Ray's plans. What becomes of the samples is up to the recipe of a pass over units
+Where it stops: :mod:`offload.pipeline.raydata.plan` knows Ray's plans. The samples go to the recipe of a pass over units
 (:mod:`offload.pipeline.raydata.units`), or to the reader of an index of rows (:mod:`offload.pipeline.raydata.source`).
 """
 
@@ -66,7 +66,7 @@ class UnitMaker:
         place = {"number": number, "start": unit["start"], "stop": unit["stop"]}
         pieces = _Pieces(expected_rows(unit))
         try:
-            for piece in runner.run(unit["given"], **place):
+            for piece in runner.run(unit["packed_input"], **place):
                 pieces.add(piece)
         except RunError:
             raise
@@ -109,15 +109,19 @@ def unit_name(label: str) -> str:
     return f"{label} of the ray.data.Dataset"
 
 
-def gathered(units: NDArray[Any], rows: NDArray[Any], made: Callable[[int], UnitSamples], *, changed: bool) -> Samples:
-    """The samples at these rows of these units. ``changed``: a transform may change them in place, so it gets copies: a call may be
-    repeated, and a row drawn again."""
+def gathered(
+    units: NDArray[Any], rows: NDArray[Any], samples_of: Callable[[int], UnitSamples], *, changed: bool
+) -> Samples:
+    """The samples at these rows of these units, which ``samples_of`` returns by number.
+
+    ``changed``: a transform may change samples in place, so it gets copies: a call may be repeated, and a row drawn again.
+    """
     cuts = (np.flatnonzero(np.diff(units)) + 1).tolist()
     runs = list(itertools.pairwise([0, *cuts, len(units)]))
     pieces: list[Columns] = []
     errors: dict[int, str] = {}
     for start, stop in runs:
-        unit = made(int(units[start]))
+        unit = samples_of(int(units[start]))
         pieces.append(_picked(unit.columns, rows[start:stop], changed=changed))
         for row in range(start, stop) if unit.errors else ():
             if (reason := unit.errors.get(int(rows[row]))) is not None:
@@ -126,8 +130,10 @@ def gathered(units: NDArray[Any], rows: NDArray[Any], made: Callable[[int], Unit
 
 
 class _Pieces:
-    """The pieces of a unit. As they come, they go to memory for all its rows: joining them later would read them from memory again.
-    ``rows``: about their number; None: unknown."""
+    """The pieces of a unit. Each goes at once to its place in memory for the whole unit: joining them later would read them again.
+
+    ``rows``: about their number. None: unknown.
+    """
 
     def __init__(self, rows: int | None) -> None:
         self._rows, self._pieces = rows, list[Columns]()
@@ -136,7 +142,7 @@ class _Pieces:
     def add(self, piece: Columns) -> None:
         if self._gather is None and self._rows is not None and self._pieces:  # there are several
             self._gather = Gather(self._rows, Scratch())
-            self._pieces = [self._placed(self._gather, each) for each in self._pieces]
+            self._pieces = [self._placed(self._gather, earlier) for earlier in self._pieces]
         self._pieces.append(piece if self._gather is None else self._placed(self._gather, piece))
 
     def joined(self) -> Columns:
@@ -148,8 +154,8 @@ class _Pieces:
         whole = {name: gather.whole(name, rows) for name in dict.fromkeys(name for p in self._pieces for name in p)}
         rest = {name for name, column in whole.items() if column is None}
         parts = [{name: column for name, column in piece.items() if name in rest} for piece in self._pieces]
-        found = joined(parts, list(map(_length, self._pieces)))
-        return {name: found[name] if column is None else column for name, column in whole.items()}
+        rest_columns = joined(parts, list(map(_length, self._pieces)))
+        return {name: rest_columns[name] if column is None else column for name, column in whole.items()}
 
     @staticmethod
     def _placed(gather: Gather, piece: Columns) -> Columns:
@@ -160,7 +166,7 @@ class _Pieces:
 def _row_by_row(
     runner: Runner, unit: Mapping[str, Any], place: Mapping[str, Any], seed: int
 ) -> tuple[Columns, int, dict[int, str]]:
-    """(columns, samples, errors) of a unit in which some rows fail: each of these is one sample, without content."""
+    """Run a unit row by row: (columns, number of samples, errors). A row that fails is one sample without content."""
     pieces: list[Columns] = []
     lengths: list[int] = []
     errors: dict[int, str] = {}
@@ -174,12 +180,12 @@ def _row_by_row(
     seeds = itertools.count()
     seed_generators(mix(seed, next(seeds)))
     try:
-        for found in runner.run_each(unit["given"], **place):
-            if isinstance(found, Exception):
-                fail(found)
+        for outcome in runner.run_each(unit["packed_input"], **place):
+            if isinstance(outcome, Exception):
+                fail(outcome)
             else:
-                pieces.append(found)
-                lengths.append(_length(found))
+                pieces.append(outcome)
+                lengths.append(_length(outcome))
             seed_generators(mix(seed, next(seeds)))
     except FAILURES as error:  # the input itself
         fail(error, max((unit["rows"] or 1) - sum(lengths), 1))
@@ -187,7 +193,7 @@ def _row_by_row(
 
 
 def _picked(columns: Columns, rows: NDArray[np.int64], *, changed: bool) -> Columns:
-    """These rows: views if they follow one another, unless they may be ``changed``."""
+    """These rows: views if they follow one another, and copies if they may be ``changed``."""
     views = bool(len(rows)) and rows[-1] - rows[0] == len(rows) - 1 and bool(np.all(np.diff(rows) == 1))
     if views:
         columns = {name: column[rows[0] : rows[-1] + 1] for name, column in columns.items()}
@@ -201,8 +207,10 @@ def _length(columns: Columns) -> int:
 
 
 def joined(pieces: Sequence[Columns], lengths: Sequence[int] | None = None) -> Columns:
-    """Pieces of columns, one after the other. A column that some lack holds None there. ``lengths``: the rows of each, if some have no
-    columns."""
+    """Join pieces of columns. A column that a piece lacks holds None there.
+
+    ``lengths``: the rows of each piece, which are needed if one has no columns.
+    """
     if len(pieces) == 1:
         return pieces[0]
     lengths = list(map(_length, pieces)) if lengths is None else lengths

@@ -41,9 +41,12 @@ UNIT, DONE = "unit", "done"
 class UnitIndex:
     """The units of a source.
 
-    ``table`` has a row for each: what its chain is given, the numbers of chain and rows (:class:`offload.pipeline.raydata.plan.Unit`), and
-    its label. ``samples``: their number in a pass, None if only running the source tells. ``identity`` is equal for sources with
-    equal units. ``notes`` are for the user.
+    Args:
+        table: a row for each unit, with the fields of :class:`offload.pipeline.raydata.drafts.Unit` that a task needs.
+        chains: the steps of units, by the column ``chain``.
+        samples: the samples of a pass. None: only running the source tells.
+        identity: equal for sources with equal units.
+        notes: sentences for the user.
     """
 
     table: pa.Table
@@ -54,14 +57,22 @@ class UnitIndex:
 
     @property
     def ids(self) -> UnitIds:
-        """The numbers of the samples."""
+        """The numbers for its samples."""
         return UnitIds(self.table.num_rows)
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnitRecipe:
-    """Everything that a task needs besides its units. ``inner`` transforms the samples that the chains make; ``id_column`` holds their
-    ids, if the user numbers them; ``maker`` runs the chains, once this process is ready."""
+    """Everything that a task needs besides its units.
+
+    Args:
+        inner: the recipe that transforms the samples of units.
+        chains: the steps of units.
+        ids: numbers for the samples.
+        shuffle: whether the samples of a unit come in random order.
+        id_column: the column of the user's own ids, if there is one.
+        maker: runs the chains, once this process is ready.
+    """
 
     inner: Recipe
     chains: tuple[Chain, ...]
@@ -79,73 +90,79 @@ class UnitRecipe:
 
     def process(self, rows: pa.Table, *, epoch: int, scratch: Scratch, watch: Watch) -> pa.Table:
         """Return the block of these units, as :func:`offload.pipeline.work.processing.process` does for index rows."""
-        given = rows.to_pylist()
-        labels = [unit["label"] for unit in given]
-        made: Iterable[_Unit] = (self._made(unit, epoch, watch) for unit in given)
+        orders = rows.to_pylist()
+        labels = [order["label"] for order in orders]
+        coming: Iterable[_Unit] = (self._make(order, epoch, watch) for order in orders)
         if self.inner.kind == "none":
-            block = self._as_made(given, made, _MadeUnits(labels, []), epoch, scratch)
+            block = self._untransformed(orders, coming, _MadeUnits(labels, []), epoch, scratch)
             watch.idle()
             return block
-        units = list(made)
-        index = _joined_index([self._index(number, each, epoch) for number, each in enumerate(units)], given)
-        inner = dataclasses.replace(self.inner, reader=_MadeUnits(labels, [each.made for each in units]))
+        units = list(coming)
+        index = _joined_index([self._index(number, unit, epoch) for number, unit in enumerate(units)], orders)
+        inner = dataclasses.replace(self.inner, reader=_MadeUnits(labels, [unit.samples for unit in units]))
         return process(inner, index, epoch=epoch, scratch=scratch, watch=watch)
 
-    def _as_made(
-        self, given: Sequence[Mapping[str, Any]], made: Iterable[_Unit], held: _MadeUnits, epoch: int, scratch: Scratch
+    def _untransformed(
+        self,
+        orders: Sequence[Mapping[str, Any]],
+        units: Iterable[_Unit],
+        held: _MadeUnits,
+        epoch: int,
+        scratch: Scratch,
     ) -> pa.Table:
-        """The block of samples that no transform takes. Those of a unit go to their places in the block before the next unit is made."""
-        counts = [count for unit in given if (count := expected_rows(unit)) is not None]
-        if len(counts) < len(given):
-            made = list(made)
-            counts = [each.made.count for each in made]
+        """The block of samples without a transform. A unit's samples go to their places in the block before the next unit is made."""
+        counts = [count for order in orders if (count := expected_rows(order)) is not None]
+        if len(counts) < len(orders):
+            units = list(units)
+            counts = [unit.samples.count for unit in units]
         gather, start = Gather(sum(counts), scratch), 0
         tables: list[pa.Table] = []
         parts: list[Columns] = []
-        kept: list[NDArray[np.int64]] = []
+        places: list[NDArray[np.int64]] = []
         skipped: dict[int, str] = {}
-        for number, unit in enumerate(made):
+        for number, unit in enumerate(units):
             table = self._index(number, unit, epoch)
             rows = table.column("row").to_numpy()
-            failed = np.flatnonzero(np.isin(rows, list(unit.made.errors))) if unit.made.errors else rows[:0]
+            failed = np.flatnonzero(np.isin(rows, list(unit.samples.errors))) if unit.samples.errors else rows[:0]
             for i in failed.tolist():
-                skipped[start + i] = f"{held.describe(table, i)}: {unit.made.errors[int(rows[i])]}"
+                skipped[start + i] = f"{held.describe(table, i)}: {unit.samples.errors[int(rows[i])]}"
             good = np.delete(np.arange(len(rows)), failed)
             if len(good):
-                check_block_names(self.inner, unit.made.columns)
+                check_block_names(self.inner, unit.samples.columns)
                 whole = self.inner.whole
                 parts.append(
-                    take(unit.made.columns, rows[good]) if whole else gather.place(unit.made.columns, rows[good])
+                    take(unit.samples.columns, rows[good]) if whole else gather.place(unit.samples.columns, rows[good])
                 )
-                kept.append(good + start)
+                places.append(good + start)
             tables.append(table)
             start += len(rows)
         inner = dataclasses.replace(self.inner, reader=held)
-        done = Processed(_joined_index(tables, given), parts, kept, skipped)
+        done = Processed(_joined_index(tables, orders), parts, places, skipped)
         return assemble(done, gather, inner.words, whole=inner.whole, skip=inner.on_error == "skip")
 
-    def _made(self, unit: Mapping[str, Any], epoch: int, watch: Watch) -> _Unit:
-        """Make a unit, and number its samples."""
-        number, label = unit[UNIT], unit["label"]
+    def _make(self, order: Mapping[str, Any], epoch: int, watch: Watch) -> _Unit:
+        """Make the unit of a task's row, and number its samples."""
+        number, label = order[UNIT], order["label"]
         of = f" {self.inner.dataset!r}" if self.inner.dataset else ""
         watch.doing(lambda: f"making {unit_name(label)}{of}", None)
         assert self.maker is not None
         skip = self.inner.on_error == "skip"
-        made = self.maker.make(unit, number, seed=self.inner.seed, epoch=epoch, skip=skip)
-        if made.count > self.ids.most:
+        samples = self.maker.make(order, number, seed=self.inner.seed, epoch=epoch, skip=skip)
+        if samples.count > self.ids.most:
             raise RunError(
-                f"{unit_name(label)} gives {made.count:,} rows, more than {self.ids.most:,}. Read it in more blocks (override_num_blocks)."
+                f"{unit_name(label)} gives {samples.count:,} rows, more than {self.ids.most:,}. Read it in more blocks "
+                "(override_num_blocks)."
             )
-        ids = self.ids.samples(number, np.arange(made.count, dtype=np.int64))
-        if self.id_column is not None and made.count > len(made.errors):
-            ids = user_ids(_with_ids(made, self.id_column, ids), self.id_column)
-            columns = {name: column for name, column in made.columns.items() if name != SAMPLE_ID}
-            made = dataclasses.replace(made, columns=columns)
-        return _Unit(number=number, made=made, ids=ids, done=_ranges(unit[DONE]))
+        ids = self.ids.samples(number, np.arange(samples.count, dtype=np.int64))
+        if self.id_column is not None and samples.count > len(samples.errors):
+            ids = user_ids(_with_ids(samples, self.id_column, ids), self.id_column)
+            columns = {name: column for name, column in samples.columns.items() if name != SAMPLE_ID}
+            samples = dataclasses.replace(samples, columns=columns)
+        return _Unit(number=number, samples=samples, ids=ids, done=_ranges(order[DONE]))
 
     def _index(self, place: int, unit: _Unit, epoch: int) -> pa.Table:
         """The index rows of a unit's samples that a task returns, and the trained rest of their chunks."""
-        count = unit.made.count
+        count = unit.samples.count
         rows = np.arange(count, dtype=np.int64)
         if self.shuffle:
             rows = generator(mix(self.inner.seed, unit.number, 5), epoch).permutation(count).astype(np.int64)
@@ -169,40 +186,40 @@ class _Unit:
     """A unit in a pass: its samples, their ids, and the places that were trained before."""
 
     number: int
-    made: UnitSamples
+    samples: UnitSamples
     ids: NDArray[np.int64]
     done: Ranges
 
 
 class _MadeUnits(Reader):
-    """A reader of samples that exist already, of units with these labels. A transform may change what it reads."""
+    """A reader of samples that exist already, of units with these labels. A transform may change its results."""
 
-    def __init__(self, labels: Sequence[str], made: Sequence[UnitSamples]) -> None:
-        self._labels, self._made = labels, made
+    def __init__(self, labels: Sequence[str], samples: Sequence[UnitSamples]) -> None:
+        self._labels, self._samples = labels, samples
 
     def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
         units, places = rows.column(UNIT).to_numpy(), rows.column("row").to_numpy()
-        return gathered(units, places, self._made.__getitem__, changed=True)
+        return gathered(units, places, self._samples.__getitem__, changed=True)
 
     def describe(self, rows: pa.Table, row: int) -> str:
         unit, place = rows.column(UNIT)[row].as_py(), rows.column("row")[row].as_py()
         return f"row {place} of {self._labels[unit]}"
 
 
-def _joined_index(tables: Sequence[pa.Table], given: Sequence[Mapping[str, Any]]) -> pa.Table:
+def _joined_index(tables: Sequence[pa.Table], orders: Sequence[Mapping[str, Any]]) -> pa.Table:
     """The index rows of all units of a task."""
     index = pa.concat_tables([table for table in tables if table.num_rows] or tables[:1])
-    if not any(unit[DONE] for unit in given):  # leaving rows out costs a copy of the block
+    if not any(order[DONE] for order in orders):  # leaving rows out would cost a copy of the block
         index = index.drop_columns([TRAINED])
     return index.combine_chunks()
 
 
-def _with_ids(made: UnitSamples, name: str, ids: NDArray[np.int64]) -> Columns:
-    """The columns, with ids for rows that failed before they had one."""
-    if name not in made.columns or not made.errors:
-        return made.columns
-    values = [ids[row] if row in made.errors else value for row, value in enumerate(made.columns[name])]
-    return {**made.columns, name: values}
+def _with_ids(samples: UnitSamples, name: str, ids: NDArray[np.int64]) -> Columns:
+    """The columns, with ids for rows that failed before they had an id."""
+    if name not in samples.columns or not samples.errors:
+        return samples.columns
+    values = [ids[row] if row in samples.errors else value for row, value in enumerate(samples.columns[name])]
+    return {**samples.columns, name: values}
 
 
 def _ranges(flat: Sequence[int] | None) -> Ranges:

@@ -25,7 +25,7 @@ FILE = ""
 
 
 class CachedFiles:
-    """The files below ``root``, on a file system. It travels to every preprocessing process, and opens the cache there."""
+    """The files below ``root`` on a file system. It travels to every preprocessing process, and opens the cache there."""
 
     def __init__(self, fs: pafs.FileSystem, root: str, spec: CacheSpec) -> None:
         self._spec, self._local = spec, isinstance(fs, pafs.LocalFileSystem)
@@ -49,7 +49,7 @@ class CachedFiles:
     def read(self, path: str, part: str, version: int | None, fetch: Callable[[], bytes]) -> bytes:
         """The content of a part of a file, from the cache or else from ``fetch``, whose errors it raises.
 
-        ``version``: the file's version as it was listed; None for a local file, which is looked at now.
+        ``version``: the file's version when it was listed. None for a local file, whose version is looked up now.
         """
         source = self._opened()
         known = version if version is not None else self._now(path)
@@ -60,6 +60,7 @@ class CachedFiles:
             with source.alone(key):
                 if (content := source.get(key, known)) is None:
                     content = _counted(fetch())
+                    # A local file that changed during the read may have a mixed content.
                     if version is not None or self._now(path) == known:
                         source.put(key, known, content)
                     return content
@@ -71,11 +72,12 @@ class CachedFiles:
         return look_at(path) if self._local else listed.get(path)
 
     def _now(self, path: str) -> int | None:
-        found = look_at(path) if self._local else None
-        return None if found is None else found.version
+        """A local file's version at present. None if it is remote, or may change without a trace."""
+        state = look_at(path) if self._local else None
+        return None if state is None else state.version
 
     def _opened(self) -> CachedSource | None:
-        """The source's contents in this process's cache; None if that cannot be used."""
+        """The source's contents in this process's cache. None if the cache cannot be used."""
         if not self._tried:
             with self._opening:
                 if not self._tried:
@@ -90,7 +92,7 @@ class CachedFiles:
 
 
 class CachedFile(Positioned):
-    """A file of which each read is a part that the cache may hold. ``open_file`` opens it on storage."""
+    """A file whose reads go through the cache, each as a part of its own. ``open_file`` opens it on storage."""
 
     def __init__(
         self, files: CachedFiles, path: str, size: int, version: int | None, open_file: Callable[[], Any]

@@ -19,13 +19,12 @@ import pyarrow.fs as pafs
 from offload.errors import ConfigError
 from offload.pipeline.index.listing_cache import cache, cached, remove_unused
 from offload.pipeline.index.source import Tell, silent
-from offload.pipeline.sources.walking import Take, walk_local, walk_remote
+from offload.pipeline.sources.walking import HandOver, walk_local, walk_remote
 
-LOCAL_THREADS, REMOTE_THREADS = 4, 32  # that read small parts of many files
+LOCAL_THREADS, REMOTE_THREADS = 4, 32  # for reading small parts of many files
 WORTH_CACHING = 10_000  # files
-SETTLED_S = (
-    2.0  # a folder that changed later than this before its listing may change again without a new time of modification
-)
+SETTLED_S = 2.0
+"""A folder that changed this shortly before its listing may change again without a new modification time."""
 
 _OPTIONS = re.compile(r"\?[A-Za-z_]+=[^?]*$")
 _LONE_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
@@ -71,8 +70,10 @@ def _absolute(path: str) -> str:
 
 
 def escaped(uri: str) -> str:
-    """The URI with escapes for what a path may hold and a URI may not, such as spaces, ``#`` and ``[``. Its own escapes (``%20``) and its
-    options (``?region=us-east-1``) stay."""
+    """The URI with escapes for characters that a path may hold and a URI may not, such as spaces, ``#`` and ``[``.
+
+    Its own escapes (``%20``) and its options (``?region=us-east-1``) stay.
+    """
     scheme, rest = uri.split("://", 1)
     options = _OPTIONS.search(rest)
     place = rest[: options.start()] if options else rest
@@ -82,12 +83,12 @@ def escaped(uri: str) -> str:
 
 
 def printable(path: str) -> str:
-    """The path with ``\\xff`` for each byte that is no text, since names of files need not be text."""
+    """The path with ``\\xff`` for each byte that is not text, since file names need not be text."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def check_text(paths: Iterable[str]) -> None:
-    """Raise ConfigError for a path that is no text, which Arrow cannot open."""
+    """Raise ConfigError for a path that is not UTF-8, since Arrow cannot open it."""
     for path in paths:
         try:
             path.encode()
@@ -96,7 +97,7 @@ def check_text(paths: Iterable[str]) -> None:
 
 
 def requests_at_once(fs: pafs.FileSystem) -> int:
-    """The number of threads that read small parts of many files."""
+    """The number of threads for reading small parts of many files."""
     if isinstance(fs, pafs.PyFileSystem):
         return 1  # fsspec's file systems hold locks of their own, and some do not support threads
     return LOCAL_THREADS if isinstance(fs, pafs.LocalFileSystem) else REMOTE_THREADS
@@ -131,22 +132,28 @@ def file_name(inner: str) -> str:
 
 
 def is_folder(path: PathLike, fs: pafs.FileSystem, inner: str) -> bool:
-    """Whether ``path``, which is ``inner`` on its file system, is a folder. Raises ConfigError if remote storage does not tell."""
+    """Return whether ``path``, called ``inner`` on its file system, is a folder. Raises ConfigError if remote storage does not tell."""
     if isinstance(fs, pafs.LocalFileSystem):
-        return os.path.isdir(inner)  # who may not look is told so once the file is opened
+        return os.path.isdir(inner)  # without permission it is False, and opening the file then says so
     return _is(pafs.FileType.Directory, path, fs, inner)
 
 
 def is_file(path: PathLike, fs: pafs.FileSystem, inner: str) -> bool:
-    """Whether ``path``, which is ``inner`` on its file system, is certainly a file. Raises ConfigError if remote storage does not tell."""
+    """Return whether ``path``, called ``inner`` on its file system, is certainly a file.
+
+    Raises ConfigError if remote storage does not tell.
+    """
     if isinstance(fs, pafs.LocalFileSystem):
         return os.path.isfile(inner)
-    # Of a web server, fsspec calls everything a file, also a page that lists a folder.
+    # fsspec calls everything on a web server a file, even a page that lists a folder.
     return "http" not in fs.type_name and _is(pafs.FileType.File, path, fs, inner)
 
 
 def exists(path: PathLike, fs: pafs.FileSystem, inner: str) -> bool:
-    """Whether ``path``, which is ``inner`` on its file system, certainly exists. Raises ConfigError if remote storage does not tell."""
+    """Return whether ``path``, called ``inner`` on its file system, certainly exists.
+
+    Raises ConfigError if remote storage does not tell.
+    """
     if isinstance(fs, pafs.LocalFileSystem):
         return os.path.exists(inner)
     return "http" not in fs.type_name and not _is(pafs.FileType.NotFound, path, fs, inner)
@@ -174,40 +181,39 @@ def list_files(path: PathLike, filesystem: Any = None, tell: Tell = silent) -> t
     Raises ConfigError if the folder is missing, is a file, or is not readable.
     """
     fs, root = open_folder(path, filesystem)
-    found: list[str] = []
+    files: list[str] = []
 
-    def take(paths: list[str], infos: Sequence[pafs.FileInfo] | None) -> None:
-        found.extend(paths)
-        tell(f"{len(found):,} files")
+    def add(paths: list[str], infos: Sequence[pafs.FileInfo] | None) -> None:
+        files.extend(paths)
+        tell(f"{len(files):,} files")
 
     if not isinstance(fs, pafs.LocalFileSystem):
         with telling_errors(path):
-            walk_remote(fs, root, take)
-        return fs, root, found
+            walk_remote(fs, root, add)
+        return fs, root, files
     known = ("files below", root)
     if (earlier := cached(known, unchanged)) is not None:
-        found = [os.fsdecode(path) for path in earlier["path"].to_pylist()]
-        tell(f"{len(found):,} files")
-        return fs, root, found
-    folders = walk_settled(root, take)
-    if folders is not None and len(found) >= WORTH_CACHING:
-        # Names that are no text (b"\xff.jpg") survive as bytes.
-        table = pa.table({"path": pa.array(map(os.fsencode, found), pa.large_binary())})
+        files = [os.fsdecode(path) for path in earlier["path"].to_pylist()]
+        tell(f"{len(files):,} files")
+        return fs, root, files
+    folders = walk_settled(root, add)
+    if folders is not None and len(files) >= WORTH_CACHING:
+        # As bytes, names that are not text (b"\xff.jpg") survive.
+        table = pa.table({"path": pa.array(map(os.fsencode, files), pa.large_binary())})
         cache(known, table.replace_schema_metadata({"folders": folders}))
         remove_unused()
-    return fs, root, found
+    return fs, root, files
 
 
-def walk_settled(root: str, take: Take) -> str | None:
-    """Hand over the files below a folder of this machine. Return the times at which its folders were modified, for :func:`unchanged`; None
-    if one may change again without another time.
+def walk_settled(root: str, hand_over: HandOver) -> str | None:
+    """Hand over the files below a folder of this machine, and return its folders' modification times, for :func:`unchanged`.
 
-    Raises ConfigError.
+    None if a folder may change again without a new time. Raises ConfigError if a folder cannot be read.
     """
     began = time.time()
     visited: list[str] = []
     try:
-        walk_local(root, take, visited.append)
+        walk_local(root, hand_over, visited.append)
         modified = {folder: os.stat(folder).st_mtime_ns for folder in visited}
     except OSError as error:
         raise _cannot_list(error) from None
@@ -217,7 +223,7 @@ def walk_settled(root: str, take: Take) -> str | None:
 
 
 def unchanged(facts: Mapping[str, Any]) -> bool:
-    """Whether no folder has changed since a listing with these facts."""
+    """Return whether no folder has changed since a listing with these facts."""
     try:
         return all(
             os.stat(bytes.fromhex(folder)).st_mtime_ns == at for folder, at in json.loads(facts["folders"]).items()
@@ -253,20 +259,22 @@ def read_part(fs: pafs.FileSystem, path: str, offset: int, size: int) -> bytes:
         return b""  # such as an empty member of a shard: no range of HTTP is empty, and obstore refuses one
     if (inner := _of_fsspec(fs)) is not None:
         content = bytes(inner.cat_file(path, start=offset, end=offset + size))
-        # A server of HTTP may ignore a range and send the whole file.
+        # An HTTP server may ignore the range and send the whole file.
         return content if len(content) <= size else content[offset : offset + size]
     with fs.open_input_file(path) as stream:
         return bytes(stream.read_at(size, offset))
 
 
 def _of_fsspec(fs: pafs.FileSystem) -> Any:
-    """The file system of fsspec behind this one, which reads a file in one request; None if there is none. Its streams first ask for the
-    file's size, and then read more than they need."""
+    """The fsspec file system behind this one, which reads a file in one request. None if there is none.
+
+    fsspec's streams would first ask for the file's size, and then read more than they need.
+    """
     return getattr(fs.handler, "fs", None) if isinstance(fs, pafs.PyFileSystem) else None
 
 
 class Positioned(io.RawIOBase):
-    """A file of a known size, in bytes. A subclass reads at ``_at``, and moves it on."""
+    """A file of a known size in bytes. A subclass reads at ``_at``, and moves it on."""
 
     def __init__(self, size: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Any map-style ``torch.utils.data.Dataset``: its ``__getitem__`` runs on every CPU of the cluster, unchanged.
+"""Any map-style ``torch.utils.data.Dataset``: its ``__getitem__`` runs unchanged on every CPU of the cluster.
 
 Open files, h5py and lmdb handles and database connections belong to the process that opened them. A data set with such handles comes from a
 factory, which every preprocessing process calls for itself.
@@ -28,7 +28,7 @@ from offload.pipeline.work.wording import FAILURES, say
 
 DEFAULT_COLUMNS = ("image", "label")
 MOST_SAMPLES = 2**32  # 32 GiB of numbers; the largest image data sets have a tenth of these samples
-_INIT_SEED = 0  # of worker_init_fn: samples are seeded later, each by itself
+_INIT_SEED = 0  # for worker_init_fn: each sample gets a seed of its own later
 
 
 def list_torch_dataset(
@@ -41,9 +41,16 @@ def list_torch_dataset(
     images: bool = False,
     worker_init_fn: Callable[[int], None] | None = None,
 ) -> Index:
-    """The index of a map-style data set: the numbers from 0 to its length. ``whole``: samples stay as the data set returns them.
-    ``changed``: whether a transform may change them in place. ``typed``: boxes and masks keep their type. ``images``: a transform takes the
-    image as the data set returns it. ``worker_init_fn``: is called once in each process, as torch's DataLoader calls it."""
+    """The index of a map-style data set: the numbers from 0 to its length.
+
+    Args:
+        columns: names for the parts of a sample that is a tuple.
+        whole, changed, typed, images: see :class:`TorchReader`.
+        worker_init_fn: a function that each process calls once, as torch's DataLoader does.
+
+    Raises:
+        ConfigError: for anything else than a map-style data set of at least one sample.
+    """
     if not is_map_style(dataset):
         raise ConfigError(
             f"from_torch takes a map-style data set (__getitem__ and __len__), found {type(dataset).__name__}. For an "
@@ -64,7 +71,7 @@ def list_torch_dataset(
 
 
 def is_map_style(dataset: object) -> bool:
-    """Whether ``dataset`` has an index and a length."""
+    """Return whether ``dataset`` has an index and a length."""
     # torch's own base class has a __getitem__ that only raises; iterable data sets inherit it too.
     iterable = any(base.__name__ == "IterableDataset" for base in type(dataset).__mro__)
     return (
@@ -102,14 +109,18 @@ def _classes(dataset: Any) -> tuple[str, ...]:
 
 
 class TorchReader(Reader):
-    """A reader that calls the data set and names the parts of a tuple by ``columns``. ``whole``: samples stay as they are. ``changed``:
-    a transform may change them in place, so it gets copies of what the data set may keep. ``typed``: columns of boxes, masks and key points
-    of torchvision keep their type, which tells a cache what they are, instead of becoming arrays. ``images``: column ``image`` stays as
-    it is, not even copied, since the transform of images does both.
+    """A reader that calls the data set.
 
     While it reads, ``torch.utils.data.get_worker_info()`` answers as in a worker of torch: ``id`` and ``num_workers`` are the
     number of this process and of the run's processes (:class:`offload.pipeline.work.environment.Ordinal`), and ``seed`` is that of the
     rows' random numbers.
+
+    Args:
+        columns: names for the parts of a sample that is a tuple.
+        whole: whether samples stay as the data set returns them.
+        changed: whether a transform may change samples in place. It then gets copies, since the data set may keep its own.
+        typed: whether torchvision's boxes, masks and key points keep their type instead of becoming arrays. It tells a cache what they are.
+        images: whether the column ``image`` stays as returned, without a copy. The transform of images converts and copies it.
     """
 
     def __init__(
@@ -154,22 +165,22 @@ class TorchReader(Reader):
 
     def _read(self, rows: pa.Table, at: At) -> Samples:
         items = rows.column("item").to_pylist()
-        # As torch: a subclass may set it to None, so that its own __getitem__ is called.
+        # As in torch: a subclass may set it to None, so that its own __getitem__ is called.
         if (getitems := getattr(self.dataset, "__getitems__", None)) is not None:
-            found = getitems(items)
-            if not isinstance(found, Sequence) or len(found) != len(items):
-                got = len(found) if isinstance(found, Sequence) else type(found).__name__
+            returned = getitems(items)
+            if not isinstance(returned, Sequence) or len(returned) != len(items):
+                got = len(returned) if isinstance(returned, Sequence) else type(returned).__name__
                 raise ValueError(
                     f"__getitems__ was asked for {len(items)} samples and returned {got}: return a list of as many"
                 )
         else:
-            found = []
+            returned = []
             for row, item in enumerate(items):
                 at(row)
-                found.append(self.dataset[item])
+                returned.append(self.dataset[item])
         if self._whole:
-            return Samples({SAMPLES: [[sample] for sample in found]})
-        samples = [self._name(sample) for sample in found]
+            return Samples({SAMPLES: [[sample] for sample in returned]})
+        samples = [self._name(sample) for sample in returned]
         names = list(samples[0])
         for item, sample in zip(items, samples, strict=True):
             if sample.keys() != samples[0].keys():
@@ -188,10 +199,10 @@ class TorchReader(Reader):
         return Samples(columns, annotated=annotated)
 
     def _value(self, name: str, value: Any, *, stays: bool) -> Any:
-        made = value if stays else plain(value, colours=name == "image")
-        if not self._changed or (made is not value and is_pillow(value)):  # its pixels are a copy already
-            return made
-        return own(made)
+        converted = value if stays else plain(value, colours=name == "image")
+        if not self._changed or (converted is not value and is_pillow(value)):  # its pixels are a copy already
+            return converted
+        return own(converted)
 
     def describe(self, rows: pa.Table, row: int) -> str:
         return f"item {rows.column('item')[row].as_py()} of {type(self.dataset).__name__}"
@@ -200,11 +211,11 @@ class TorchReader(Reader):
         if isinstance(sample, Mapping):
             return sample
         if sample is None or isinstance(sample, Iterator | type):
-            found = "None" if sample is None else f"a {type(sample).__name__}"
-            raise ValueError(f"__getitem__ returned {found}: return a dict, a tuple or an array")
+            type_name = "None" if sample is None else f"a {type(sample).__name__}"
+            raise ValueError(f"__getitem__ returned {type_name}: return a dict, a tuple or an array")
         parts = sample if isinstance(sample, tuple | list) else (sample,)
         if len(parts) > len(self.columns):
-            # No sample's fault, so on_error="skip" does not skip it.
+            # The option is wrong, not the sample, so on_error="skip" does not skip it.
             raise RunError(
                 f"__getitem__ of the data set returned {len(parts)} values, and columns={self.columns} names {len(self.columns)}. "
                 "Pass from_torch(..., columns=(...)) with one name each."
@@ -227,12 +238,13 @@ def _listed(names: Iterable[object]) -> str:
 
 
 def plain(value: Any, *, colours: bool) -> Any:
-    """The value as an array if it is a tensor or an image. Other values stay: a transform may take them, or an error names them
-    later. ``colours``: of an image, these count. A mask of Pillow's mode P holds numbers of classes instead."""
+    """The value as an array if it is a tensor or an image. Other values stay: a transform may take them, or an error names them later.
+
+    ``colours``: whether an image becomes its colours. A mask of Pillow's mode P holds class numbers instead.
+    """
     if is_pillow(value):
-        return np.array(
-            _of_colours(value) if colours else value
-        )  # a copy, as Pillow's own memory is read-only: a transform may write to it
+        # A copy: Pillow's own memory is read-only, and a transform may write to its sample.
+        return np.array(_of_colours(value) if colours else value)
     if type(value).__module__.startswith(("torch", "torchvision")) and is_tensor(value):
         try:
             array = as_array(value)
@@ -247,7 +259,7 @@ _NUMBERS = {"1", "L", "LA", "RGB", "RGBA", "I", "F"}
 
 
 def _of_colours(image: Any) -> Any:
-    """The image, or its colours if an array would hold something else, such as the numbers of a palette's colours."""
+    """The image, converted to colours if its array would hold something else, such as indices into a palette."""
     if image.mode in _NUMBERS or image.mode.startswith("I;"):
         return image
     if image.mode == "LAB":  # Pillow cannot convert it
@@ -258,19 +270,19 @@ def _of_colours(image: Any) -> Any:
 
 
 def _loaded(value: Any) -> Any:
-    """The value; an image of Pillow's, which may not have read its file yet, with its pixels. Broken files are errors of reading."""
+    """The value, with the pixels loaded if it is a Pillow image: a broken file must fail here, while it is read."""
     if is_pillow(value):
         value.load()
     return value
 
 
 def is_factory(value: object) -> bool:
-    """Whether ``value`` constructs a data set: a class, or a callable that is no data set itself."""
+    """Return whether ``value`` constructs a data set: a class, or a callable that is no data set itself."""
     return isinstance(value, type) or (callable(value) and not hasattr(value, "__getitem__"))
 
 
 def factory_name(factory: Any) -> str:
-    """The user's name for it."""
+    """The user's name for a factory."""
     if isinstance(factory, functools.partial):
         return factory_name(factory.func)
     return str(getattr(factory, "__qualname__", type(factory).__name__)).rpartition("<locals>.")[2]
@@ -286,8 +298,9 @@ def list_torch_factory(
     images: bool = False,
     worker_init_fn: Callable[[int], None] | None = None,
 ) -> Index:
-    """The index of the data set that ``factory`` returns. It is constructed here once, for its length and classes, and dropped. The other
-    arguments are those of :func:`list_torch_dataset`.
+    """The index of the data set that ``factory`` returns. It is constructed here once, for its length and classes, and dropped.
+
+    The other arguments are those of :func:`list_torch_dataset`.
 
     Raises ConfigError if the factory raises or returns no map-style data set.
     """
@@ -310,8 +323,10 @@ def list_torch_factory(
 
 
 class FactoryReader(Reader):
-    """A reader that constructs its data set once in each process, with :meth:`prepare` or at the first read. ``options``: those of its
-    :class:`TorchReader`."""
+    """A reader that constructs its data set once in each process, with :meth:`prepare` or at the first read.
+
+    ``options``: the options of its :class:`TorchReader`.
+    """
 
     def __init__(
         self,

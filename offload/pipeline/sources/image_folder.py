@@ -49,14 +49,15 @@ from offload.pipeline.sources.walking import below, walk_remote
 _AT_ONCE = 1 << 16  # rows that become a table
 
 Listed = tuple[pa.Table | StoredRows, tuple[str, ...]]
-"""The rows, and the names of the classes."""
+"""(rows, names of the classes)"""
 
 
 def list_images(
     path: PathLike, filesystem: Any, *, versions: bool, tell: Tell
 ) -> tuple[pa.Table | StoredRows, tuple[str, ...], pafs.FileSystem, str]:
-    """The rows of all images (``path``, ``label`` and, of remote files with ``versions``, ``version``), the names of the classes in sorted
-    order, the file system, and the folder on it.
+    """List all images: (rows, names of the classes in sorted order, file system, the folder on it).
+
+    A row has a ``path`` and a ``label``. With ``versions``, rows of remote files also have a ``version``.
 
     Raises ConfigError if the folder is missing, cannot be read, or holds no images in class folders.
     """
@@ -70,6 +71,7 @@ def list_images(
 
 
 def _local(root: str, tell: Tell) -> Listed:
+    """The images of a local folder, from an earlier listing if no folder has changed since."""
     known = ("images below", root, *EXTENSIONS)
     if (earlier := _earlier(known)) is not None:
         tell(f"{len(earlier[0]):,} images")
@@ -113,7 +115,7 @@ class _ImageRows:
         self._versions: list[int] = []
 
     def add(self, paths: list[str], infos: Sequence[pafs.FileInfo] | None) -> None:
-        """Take the next files. Raises ConfigError for an image outside a class folder."""
+        """Add the next files. Raises ConfigError for an image outside a class folder."""
         self.files += len(paths)
         for number, path in enumerate(paths):
             if not path.lower().endswith(EXTENSIONS):
@@ -147,7 +149,7 @@ class _ImageRows:
     def _flush(self) -> None:
         if not self._paths:
             return
-        # Names of files need not be text.
+        # File names need not be text.
         paths = pa.array(map(os.fsencode, self._paths), pa.large_binary())
         columns = {"path": paths, "label": pa.array(self._labels, pa.int64())}
         if self._versions_of is not None:
@@ -171,8 +173,11 @@ def list_image_folder(
     cache: CacheSpec | None = None,
     tell: Tell = silent,
 ) -> Index:
-    """The index of a folder's images: their paths, and the numbers of their classes in sorted order. ``encoded``: the transform decodes
-    JPEG files itself. With ``cache``, remote files have a ``version``."""
+    """The index of a folder's images: their paths, and the numbers of their classes in sorted order.
+
+    ``encoded``: the transform decodes JPEG files itself. With ``cache``, remote files have a ``version``. Raises ConfigError as
+    :func:`list_images` does.
+    """
     rows, classes, fs, root = list_images(path, filesystem, versions=cache is not None, tell=tell)
     cached = None if cache is None else CachedFiles(fs, root, cache)
     reader = ImageFolderReader(fs, encoded=encoded, cached=cached)

@@ -57,12 +57,12 @@ class Partitions:
     types: dict[str, pa.DataType] = field(default_factory=dict)
 
     def only(self, columns: Sequence[str] | None) -> Partitions:
-        """Those of these columns. None: all."""
-        kept = {name: kind for name, kind in self.types.items() if columns is None or name in columns}
-        return dataclasses.replace(self, types=kept)
+        """The partitions that are among these columns. None: all."""
+        types = {name: kind for name, kind in self.types.items() if columns is None or name in columns}
+        return dataclasses.replace(self, types=types)
 
     def add(self, table: pa.Table, file: str) -> pa.Table:
-        """The rows of a file, with the columns of its folders behind its own. A column of the file itself goes first."""
+        """The rows of a file, with the columns of its folders after its own. The file's own column wins over a folder's."""
         values = _values(self.folder, file) if self.types else {}
         for name, kind in self.types.items():
             if name not in table.column_names:
@@ -79,8 +79,8 @@ def partitions_of(folder: str, files: Sequence[str]) -> Partitions:
         for name, text in _values(folder, file).items():
             texts.setdefault(name, set()).update(() if text is None else (text,))
     types = {
-        name: pa.int64() if found and all(map(_WHOLE.fullmatch, found)) else pa.string()
-        for name, found in texts.items()
+        name: pa.int64() if values and all(map(_WHOLE.fullmatch, values)) else pa.string()
+        for name, values in texts.items()
     }
     return Partitions(folder=folder, types=types)
 
@@ -108,9 +108,18 @@ def list_parquet(
     cache: CacheSpec | None = None,
     tell: Tell = silent,
 ) -> Index:
-    """The index of one file, or of all ``*.parquet`` files below a folder, from the files' footers. Folders named ``KEY=VALUE`` there are
-    columns, and others whose names begin with ``_`` do not count. ``encoded``: the transform decodes JPEGs of the column ``image``
-    itself."""
+    """The index of one file, or of all ``*.parquet`` files below a folder, from the files' footers.
+
+    Folders named ``KEY=VALUE`` are columns. Other folders whose names begin with ``_`` are left out.
+
+    Args:
+        columns: the columns to read. None: all.
+        images: columns of encoded images to decode.
+        encoded: whether the transform decodes JPEGs of the column ``image`` itself.
+
+    Raises:
+        ConfigError: if the path is unusable, holds no rows or lacks a column, or if files disagree on a column's type.
+    """
     fs, inner = open_filesystem(path, filesystem)
     check_text([inner])
     files = [inner]
@@ -121,7 +130,7 @@ def list_parquet(
     if not files:
         raise ConfigError(f"no *.parquet files under {inner!r}.")
     check_text(files)
-    seen = _seen(fs, files) if cache is not None else {}  # before their footers: these may be newer
+    seen = _seen(fs, files) if cache is not None else {}  # before the footers, which may be newer, never older
     wanted = list(dict.fromkeys([*columns, *images])) if columns is not None else None
     partitions = partitions_of(inner, files)
     sizes, types = _footers(fs, files, images, wanted, partitions, tell)
@@ -150,7 +159,7 @@ def list_parquet(
 
 
 def _is_aside(folder: str, file: str) -> bool:
-    """Whether a file lies in a folder that holds no rows of the data set, as Spark and pandas see it: ``_delta_log``, ``_temporary``."""
+    """Return whether a file lies in a folder without rows of the data set, by Spark's and pandas' rule: ``_delta_log``, ``_temporary``."""
     return any(part.startswith("_") and "=" not in part for part in below(folder, file).split("/")[:-1])
 
 
@@ -169,13 +178,14 @@ def _footers(
     partitions: Partitions,
     tell: Tell,
 ) -> tuple[dict[str, list[int]], Types]:
-    """The rows of each file's row groups, and the common types of ``wanted`` columns (None: of all), from several footers at once.
+    """Read all footers: the number of rows of each file's row groups, and the common types of ``wanted`` columns (None: of all).
 
     Raises ConfigError for a file without one of the ``images``, and for a wanted column that no file has.
     """
     sizes: dict[str, list[int]] = {}
-    schemas: dict[tuple[tuple[str, str], ...], tuple[str, Types]] = {}  # the first file with each: most files share one
-    names: list[str] = []  # of the first file
+    # By schema, the first file that has it: most files share one.
+    schemas: dict[tuple[tuple[str, str], ...], tuple[str, Types]] = {}
+    names: list[str] = []  # the columns of the first file
 
     def read(file: str) -> tuple[str, list[str], list[int], Types]:
         try:
@@ -191,18 +201,22 @@ def _footers(
         except (pa.ArrowInvalid, OSError) as error:
             raise ConfigError(f"cannot read {file!r} as Parquet: {error}.") from None
 
-    def done(found: tuple[str, list[str], list[int], Types]) -> None:
-        file, have, sizes[file], types = found
+    def done(footer: tuple[str, list[str], list[int], Types]) -> None:
+        file, have, sizes[file], types = footer
         if file == files[0]:
             names.extend(have)
         key = tuple(sorted((name, str(kind)) for name, kind in types.items()))
-        schemas[key] = min(schemas.get(key, (file, types)), (file, types), key=lambda each: each[0])
+        schemas[key] = min(schemas.get(key, (file, types)), (file, types), key=_file_of)
         tell(f"{len(sizes):,} of {len(files):,} files")
 
     each_aside(read, list(files), threads=requests_at_once(fs), done=done)
     known = {*partitions.types, *(name for _, types in schemas.values() for name in types)}
     _check_columns(files[0], names, [name for name in wanted or () if name not in known])
-    return sizes, common_types(sorted(schemas.values(), key=lambda each: each[0]))
+    return sizes, common_types(sorted(schemas.values(), key=_file_of))
+
+
+def _file_of(schema: tuple[str, Types]) -> str:
+    return schema[0]
 
 
 def _check_columns(file: str, have: Sequence[str], asked: Sequence[str]) -> None:
@@ -233,13 +247,16 @@ def _runs(rows: pa.Table) -> Iterator[tuple[int, int, _Group]]:
 
 
 def _encoded(column: pa.ChunkedArray) -> pa.DictionaryArray:
-    """The column as a dictionary, which it usually is."""
+    """The column as a dictionary array, which it usually is already."""
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     return array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
 
 
 class _Footers:
-    """The footers of the last files, for any thread. Reading one takes two requests, so threads that meet at a file wait for the first."""
+    """The footers of the most recent files, for any thread.
+
+    Reading one takes two requests, so threads that need the same file wait for the first of them.
+    """
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, Future[pq.FileMetaData]] = OrderedDict()
@@ -266,8 +283,16 @@ class _Footers:
 
 class ParquetReader(Reader):
     """A reader of rows. It keeps the last row group, since a task's rows come from few of them, and reads remote and cached ones ahead.
-    ``images`` are columns of encoded images (bytes, or a struct with ``bytes`` as Hugging Face writes them), which it decodes to HWC
-    uint8. ``types`` are those of columns whose files differ, ``partitions`` the columns of folders."""
+
+    Args:
+        columns: the columns to read. None: all.
+        images: columns of encoded images (bytes, or a struct with ``bytes`` as Hugging Face writes them), which it decodes to HWC uint8.
+        encoded: whether JPEGs of the column ``image`` stay encoded.
+        cached: the node's cache. None: read from storage.
+        seen: the sizes and versions of remote files when they were listed.
+        types: the types of columns in which files differ.
+        partitions: the columns that folders stand for.
+    """
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """The rows of Parquet tables: in the order of a task, and with the same columns, of one type each, for all files.
 
 A task visits the rows of a row group in random order, some thousand rows a call. If each call took its own, it would read most of the
-row group from memory again, so a task takes its rows of a row group at once (:class:`Stretches`). pandas writes integers as floats where
-some are missing, so all files' types are merged. Where it stops: :mod:`offload.pipeline.sources.parquet` reads row groups.
+row group from memory again, so a task picks all its rows of a row group at once (:class:`Stretches`). pandas writes integers as floats
+where some are missing, so all files' types are merged. Where it stops: :mod:`offload.pipeline.sources.parquet` reads row groups.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from offload.errors import ConfigError, RunError
 from offload.pipeline.blocks.wire import Column, Columns, decode, is_whole, stack_lists
 
 MOST_BYTES = 16 << 20
-"""The largest row group whose rows are taken at once. The copy of a larger one would fit in no cache, and take much memory."""
+"""The largest row group whose rows are picked at once. A copy of a larger one would fit in no cache, and need much memory."""
 
 Places = NDArray[np.int64]
 
 
 class Stretches:
-    """The stretches of a task: rows of one row group each, in the order of the task. It holds the rows of one.
+    """The stretches of a task: rows of one row group each, in the order of the task. It holds the rows of one stretch.
 
     Args:
-        stretches: the group of each, and the places of its rows.
+        stretches: for each, its row group and the places of its rows in it.
     """
 
     def __init__(self, stretches: Iterable[tuple[Any, Places]] = ()) -> None:
@@ -39,15 +39,15 @@ class Stretches:
     def rows(self, group: Any, places: Places, read: Callable[[], pa.Table]) -> TableRows:
         """The rows at these places of a group, which ``read`` reads. They may be any rows, in any order."""
         if self._held is None or self._held[0] != group:
-            self._take(group, read)
+            self._hold_next(group, read)
         if self._held is not None and self._held[0] == group and (at := self._find(places)) is not None:
             self._at = at + len(places)
             return self._held[2].slice(at, len(places))
         return TableRows(read().take(pa.array(places)))
 
-    def _take(self, group: Any, read: Callable[[], pa.Table]) -> None:
-        """Take the rows of the next stretch of a group, if there is one."""
-        skip = next((number for number, (each, _) in enumerate(self._coming) if each == group), None)
+    def _hold_next(self, group: Any, read: Callable[[], pa.Table]) -> None:
+        """Pick the rows of the next stretch of a group, if there is one."""
+        skip = next((number for number, (coming, _) in enumerate(self._coming) if coming == group), None)
         if skip is None:
             return
         for _ in range(skip):
@@ -59,12 +59,12 @@ class Stretches:
             self._held = group, places, TableRows(table.take(pa.array(places)))
 
     def _find(self, places: Places) -> int | None:
-        """Where these places are in the stretch; None if they are not, one after the other."""
+        """Where these places begin in the stretch. None if they do not follow one another there."""
         assert self._held is not None
         held = self._held[1]
         if np.array_equal(held[self._at : self._at + len(places)], places):
             return self._at
-        # Looking through the whole stretch takes longer.
+        # Out of turn: search the whole stretch, which takes longer.
         at = int(np.argmax(held == places[0]))
         return at if np.array_equal(held[at : at + len(places)], places) else None
 
@@ -91,12 +91,12 @@ class TableRows:
         return self._table.slice(self._start, self._count)
 
     def columns(self) -> Columns:
-        """The columns of the rows: lists, and arrays that cannot be written to or are the caller's own."""
+        """The columns of the rows: lists, and arrays that are either read-only or the caller's own."""
         rest = [name for name in self._table.column_names if name not in self._arrays]
-        found = _listed(self._table.select(rest).slice(self._start, self._count)) if rest else {}
+        lists = _listed(self._table.select(rest).slice(self._start, self._count)) if rest else {}
         rows = slice(self._start, self._start + self._count)
         return {
-            name: _unshared(self._arrays[name][rows]) if name in self._arrays else found[name]
+            name: _unshared(self._arrays[name][rows]) if name in self._arrays else lists[name]
             for name in self._table.column_names
         }
 
@@ -110,8 +110,10 @@ def columns_of(pieces: Sequence[TableRows]) -> Columns:
 
 
 def _unshared(column: Column) -> Column:
-    """A copy of what can be written to, since later calls need it as it is. Arrow makes such arrays of booleans, of dates, and of floats
-    some of which are missing."""
+    """A copy of the column if it is writable, since later calls need its values unchanged.
+
+    Arrow makes writable arrays of booleans, dates, and floats of which some are missing.
+    """
     return column.copy() if isinstance(column, np.ndarray) and column.flags.writeable else column
 
 
@@ -125,7 +127,7 @@ Types = Mapping[str, pa.DataType]
 
 
 def types_of(schema: pa.Schema, columns: Iterable[str] | None) -> Types:
-    """The types of these columns, or of all, once they are read. Categories count as their values, and views as what they show."""
+    """The types of these columns (None: of all) once they are read: categories as their values, and views as what they show."""
     names = schema.names if columns is None else columns
     return {name: _plain(schema.field(name).type) for name in names if schema.get_field_index(name) >= 0}
 
@@ -154,8 +156,10 @@ def common_types(files: Sequence[tuple[str, Types]]) -> Types:
 
 
 def cast(table: pa.Table, types: Types, file: str) -> pa.Table:
-    """The table of a file with these types, and with values in place of categories and views. Raises RunError for a value outside its
-    type."""
+    """The table of a file with these types, and with values in place of categories and views.
+
+    Raises RunError for a value outside its type.
+    """
     for number, field in enumerate(table.schema):
         kind = types.get(field.name, _plain(field.type))
         if field.type == kind:
@@ -173,7 +177,7 @@ def cast(table: pa.Table, types: Types, file: str) -> pa.Table:
 
 
 def completed(table: pa.Table, types: Types) -> pa.Table:
-    """The table with the columns of other files, which hold nothing here."""
+    """The table with all columns of ``types``. Those that this file lacks hold nulls."""
     for name, kind in types.items():
         if name not in table.column_names:
             table = table.append_column(name, pa.nulls(table.num_rows, kind))
@@ -191,7 +195,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 def _without_views(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
         return pa.struct(
-            [each.with_type(_without_views(each.type)) for each in map(kind.field, range(kind.num_fields))]
+            [field.with_type(_without_views(field.type)) for field in map(kind.field, range(kind.num_fields))]
         )
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         inner = kind.value_field.with_type(_without_views(kind.value_type))

@@ -1,8 +1,8 @@
 """Read files, or parts of files, before their turn, many at a time.
 
 A request to an object store takes tens of milliseconds, whatever its size. A core that waits for each file in turn would do nothing else.
-The order of a task's files is known, so that their requests overlap. The task still waits for the first of them, which it tells, so that
-tasks can be long enough for that to cost little.
+The order of a task's files is known, so their requests can overlap. The task still waits for the first file, and reports that time, so
+that tasks become long enough for the wait to matter little.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 from offload.pipeline.cache import accounts
 
 REQUESTS = 32  # in flight at once, for each core
-BUFFERED_BYTES = 64 << 20  # of files that wait for their turn, for each core, as far as their mean tells
+BUFFERED_BYTES = 64 << 20  # of files that wait for their turn, for each core, estimated by their mean size
 
 
 Place = TypeVar("Place", bound=Hashable)
@@ -27,8 +27,10 @@ Content = TypeVar("Content", bound=Sized)
 class ReadAhead(Generic[Place, Content]):
     """The files of a process's present task. Use it from one thread.
 
-    ``read`` reads a place, on any thread. It may raise an exception, which :meth:`get` raises. ``size`` tells the bytes of a content, and
-    ``at_first`` how many places are read at once until sizes are known.
+    Args:
+        read: a function that reads a place, on any thread. :meth:`get` raises its exceptions.
+        size: a function that returns the bytes of a content.
+        at_first: the places to read at once until sizes are known.
     """
 
     def __init__(
@@ -51,11 +53,11 @@ class ReadAhead(Generic[Place, Content]):
         self._request()
 
     def get(self, place: Place) -> Content:
-        """The content of a place. One out of turn, which is read again, is read at once."""
+        """The content of a place. A place out of turn, such as one that is read again, is read right here."""
         if place not in [known for known, _ in self._under_way]:
             return self._read(place)
         while (head := self._under_way.popleft())[0] != place:
-            head[1].cancel()  # it was left out
+            head[1].cancel()  # the caller has left it out
         future = head[1]
         self._request()
         content = future.result() if self._began else self._first(future)

@@ -50,7 +50,7 @@ def _check_braces(pattern: str) -> None:
 
 def _meaningful(text: str) -> Iterator[tuple[int, str]]:
     """The braces and commas of a text that no backslash hides, with their places."""
-    return ((found.start(), found[0]) for found in re.finditer(r"\\.|[{},]", text) if found[0][0] != "\\")
+    return ((match.start(), match[0]) for match in re.finditer(r"\\.|[{},]", text) if match[0][0] != "\\")
 
 
 def _outer_braces(text: str) -> tuple[int, int] | None:
@@ -72,8 +72,8 @@ def _count(text: str) -> int:
     if (pair := _outer_braces(text)) is None:
         return 1
     inside = text[pair[0] + 1 : pair[1]]
-    found = _range(inside)
-    return (sum(map(_count, _parts(inside))) if found is None else len(found[0])) * _count(text[pair[1] + 1 :])
+    numbers = _range(inside)
+    return (sum(map(_count, _parts(inside))) if numbers is None else len(numbers[0])) * _count(text[pair[1] + 1 :])
 
 
 def _names(text: str) -> Iterator[str]:
@@ -92,9 +92,9 @@ def _plain(text: str) -> str:
 
 
 def _alternatives(inside: str) -> Iterator[str]:
-    """What a pair of braces stands for, by the text between them. Braces around neither a range nor a list belong to the name."""
-    if (found := _range(inside)) is not None:
-        numbers, name = found
+    """The texts that a pair of braces stands for. Braces around neither a range nor a list are part of the name."""
+    if (counted := _range(inside)) is not None:
+        numbers, name = counted
         yield from map(name, numbers)
         return
     parts = _parts(inside)
@@ -103,10 +103,10 @@ def _alternatives(inside: str) -> Iterator[str]:
 
 
 def _range(inside: str) -> tuple[range, Callable[[int], str]] | None:
-    """The numbers of a range, and what makes a name of each."""
+    """The numbers of a range, and a function from a number to its name. None if this is no range."""
     if numbers := _NUMBERS.fullmatch(inside):
         first, last, step = numbers.groups()
-        padded = any(re.match(r"-?0.", each) for each in (first, last))
+        padded = any(re.match(r"-?0.", bound) for bound in (first, last))
         width = max(len(first), len(last)) if padded else 0
         return _steps(int(first), int(last), step), lambda number: f"{number:0{width}d}"
     if letters := _LETTERS.fullmatch(inside):

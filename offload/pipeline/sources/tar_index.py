@@ -34,11 +34,11 @@ from offload.pipeline.index.source import Tell
 from offload.pipeline.index.stored import RowsWriter, StoredRows
 from offload.pipeline.sources.files import Positioned, printable, requests_at_once
 
-RULES = 2  # for what is a sample: listings by earlier rules are made anew
+RULES = 2  # the version of the rules for what is a sample. A listing by other rules is made anew
 HEADER = 512  # bytes of a tar header
-REQUEST_BYTES = 64 << 10  # at least, where each read is a request
+REQUEST_BYTES = 64 << 10  # the least to read at once, where each read is a request
 
-# webdataset leaves these out: they tell about the shard.
+# Facts about the shard. webdataset leaves them out, too.
 _METADATA = re.compile(r"__[^/]*__(/|$)")
 
 Members = dict[str, tuple[int, int]]
@@ -49,8 +49,13 @@ MOST_COLUMNS = 1000
 
 
 class ListedShards(NamedTuple):
-    """The samples of all shards (``shard``, ``key`` and, as JSON, ``members``), the number of samples of each shard, and the columns that
-    any of them has."""
+    """The listing of all shards.
+
+    Args:
+        rows: the samples: ``shard``, ``key`` and, as JSON, ``members``.
+        counts: the number of samples of each shard.
+        columns: all columns that any sample has.
+    """
 
     rows: pa.Table | StoredRows
     counts: NDArray[np.int64]
@@ -66,8 +71,8 @@ def list_shards(
     endings.
     """
     patterns = patterns or {}
-    looked = _looked_at(fs, paths, patterns)
-    seen = [[shard.size, shard.mtime_ns] for shard, _ in looked]
+    states = _look_up(fs, paths, patterns)
+    seen = [[shard.size, shard.mtime_ns] for shard, _ in states]
     # Storage that does not tell when a shard changed gets no cache.
     tells = all(size and changed for size, changed in seen)
     whole = ("shards", RULES, fs.type_name, *paths)
@@ -85,7 +90,7 @@ def list_shards(
     writer = RowsWriter(new_folder)
 
     def listed(number: int) -> pa.Table:
-        return _shard(fs, paths[number], *looked[number], patterns)
+        return _shard(fs, paths[number], *states[number], patterns)
 
     def done(table: pa.Table) -> None:
         columns.update(dict.fromkeys(json.loads(facts_of(table)["columns"])))
@@ -96,16 +101,16 @@ def list_shards(
         tell(f"{len(counts):,} of {len(paths):,} shards, {len(writer):,} samples")
 
     each_in_order(listed, range(len(paths)), threads=requests_at_once(fs), done=done)
-    found = writer.finish(dictionaries=names)
-    if tells and isinstance(found, StoredRows):
-        found = cache_rows(whole, found, {"seen": seen, "samples": counts, "columns": list(columns)})
+    samples = writer.finish(dictionaries=names)
+    if tells and isinstance(samples, StoredRows):
+        samples = cache_rows(whole, samples, {"seen": seen, "samples": counts, "columns": list(columns)})
     remove_unused()
-    return ListedShards(found, np.array(counts, dtype=np.int64), tuple(columns))
+    return ListedShards(samples, np.array(counts, dtype=np.int64), tuple(columns))
 
 
 def columns_of(extensions: Collection[str]) -> dict[str, str]:
     """The column of each member of a sample."""
-    # Of an image and its mask (a.jpg, a.png), one is the image. Which one must not depend on their order in the shard.
+    # Where an image lies beside its mask (a.jpg, a.png), the choice must not depend on their order in the shard.
     images = [extension for extension in extensions if f".{extension}" in EXTENSIONS]
     names = {"cls": "label"}
     if images:
@@ -122,26 +127,26 @@ def _check_columns(path: str, columns: dict[str, None]) -> None:
         )
 
 
-_Looked = tuple[pafs.FileInfo, pafs.FileInfo]
-"""What storage tells of a shard, and of its index file."""
+_ShardFacts = tuple[pafs.FileInfo, pafs.FileInfo]
+"""The facts that storage has of a shard, and of its index file."""
 
 
-def _looked_at(fs: pafs.FileSystem, paths: Sequence[str], patterns: Mapping[str, str]) -> list[_Looked]:
-    found: list[_Looked] = []
+def _look_up(fs: pafs.FileSystem, paths: Sequence[str], patterns: Mapping[str, str]) -> list[_ShardFacts]:
+    facts: list[_ShardFacts] = []
 
-    def look(path: str) -> _Looked:
+    def look(path: str) -> _ShardFacts:
         try:
             shard, index = fs.get_file_info([path, _index_path(path)])
         except (OSError, pa.ArrowException) as error:
             raise _unreadable(path, error, patterns) from None
         return shard, index
 
-    each_in_order(look, paths, threads=requests_at_once(fs), done=found.append)
-    # Threads would find any of several missing shards first.
-    for path, (shard, _) in zip(paths, found, strict=True):
+    each_in_order(look, paths, threads=requests_at_once(fs), done=facts.append)
+    # Only now: a thread would report whichever missing shard it met first, and the error should name the first in order.
+    for path, (shard, _) in zip(paths, facts, strict=True):
         if shard.type == pafs.FileType.NotFound:
             raise _unreadable(path, FileNotFoundError(), patterns)
-    return found
+    return facts
 
 
 def _shard(
@@ -166,10 +171,10 @@ def _index_path(path: str) -> str:
 
 def _unreadable(path: str, error: Exception, patterns: Mapping[str, str]) -> ConfigError:
     why = "it does not exist" if isinstance(error, FileNotFoundError) else str(error)
-    told = ConfigError(
+    unreadable = ConfigError(
         f"cannot read {path!r} as a tar shard: {why}. Check the path; compressed shards must be unpacked."
     )
-    return named_by(told, patterns[path]) if path in patterns else told
+    return named_by(unreadable, patterns[path]) if path in patterns else unreadable
 
 
 def named_by(error: ConfigError, pattern: str) -> ConfigError:
@@ -179,11 +184,11 @@ def named_by(error: ConfigError, pattern: str) -> ConfigError:
 
 def _table(path: str, samples: Mapping[str, Members]) -> pa.Table:
     columns: dict[str, None] = {}
-    for extensions in {tuple(each): None for each in samples.values()}:
+    for extensions in {tuple(members): None for members in samples.values()}:
         columns.update(dict.fromkeys(columns_of(extensions).values()))
         _check_columns(path, columns)
-    members = [json.dumps(each) for each in samples.values()]
-    table = pa.table({"key": pa.array(samples, pa.large_string()), "members": pa.array(members, pa.large_string())})
+    places = [json.dumps(members) for members in samples.values()]
+    table = pa.table({"key": pa.array(samples, pa.large_string()), "members": pa.array(places, pa.large_string())})
     return table.replace_schema_metadata({"columns": json.dumps(list(columns))})
 
 
@@ -191,6 +196,7 @@ def _table(path: str, samples: Mapping[str, Members]) -> pa.Table:
 
 
 def _scanned(fs: pafs.FileSystem, path: str) -> dict[str, Members]:
+    """The samples of a shard by key, from the headers of its members."""
     samples: dict[str, Members] = {}
     with fs.open_input_file(path) as stream:
         file = stream if isinstance(fs, pafs.LocalFileSystem) else io.BufferedReader(_Requests(stream), REQUEST_BYTES)
@@ -225,7 +231,7 @@ def _split(name: str) -> tuple[str, str]:
 
 
 class _Requests(Positioned):
-    """A remote file whose reads are requests, each with a time of its own: the headers of small members share one."""
+    """A remote file whose reads are requests, each of which takes its time. Behind a buffer, headers of small members share one."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__(stream.size())
@@ -242,7 +248,7 @@ class _Requests(Positioned):
 
 
 def _indexed(fs: pafs.FileSystem, shard: pafs.FileInfo, path: str) -> dict[str, Members] | None:
-    """The samples that an index file names; None if it does not fit the shard, or has another format."""
+    """The samples that an index file names. None if it does not fit the shard, or has another format."""
     try:
         with fs.open_input_stream(path) as stream:
             text = bytes(stream.read()).decode(errors="replace")
@@ -265,13 +271,14 @@ def _indexed(fs: pafs.FileSystem, shard: pafs.FileInfo, path: str) -> dict[str, 
                 return None
             members[extension] = names[name] = (int(offset), int(size))
     with fs.open_input_file(shard.path) as stream:
+        # Checking the first and the last member tells whether the file fits, at the price of two reads.
         ends = [pick(names, key=lambda name: names[name]) for pick in (min, max) if names]
         fits = all(_is_there(stream, shard.size, name, names[name]) for name in ends)
     return samples if names and fits else None
 
 
 def _is_there(stream: Any, shard_bytes: int, name: str, place: tuple[int, int]) -> bool:
-    """Whether a member lies where an index file says: the shard may have been written anew."""
+    """Return whether a member lies where an index file says. The shard may have been rewritten since."""
     offset, size = place
     if offset < HEADER or offset + size > shard_bytes:
         return False

@@ -1,7 +1,7 @@
 """The version of a file on storage: a number that changes with its size, its time of modification, or its ETag.
 
 A listing finds the versions of remote files, so that reading one from a cache takes no request. A run thus reads remote files as they were
-when it listed them. A local or mounted file is looked at with every read.
+when it listed them. The version of a local or mounted file is looked up with every read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ class FileState(NamedTuple):
 
 
 class Versions:
-    """The versions of remote files, at the time of a listing. The versions of files that changed just before it hold for this run alone."""
+    """The versions of remote files at the time of a listing.
+
+    A file that changed just before may change again without a new time, so its version is salted: it only holds for this run.
+    """
 
     def __init__(self, fs: pafs.FileSystem) -> None:
         self._fs, self._began, self._salt = fs, time.time(), secrets.token_hex(8)
@@ -54,25 +57,25 @@ class Versions:
 
 
 def seen_files(fs: pafs.FileSystem, paths: list[str], threads: int) -> dict[str, FileState]:
-    """The sizes and versions of remote files; nothing for local ones, which are looked at when they are read.
+    """The sizes and versions of remote files. Empty for local files, which are looked up when they are read.
 
     Raises OSError, and ConfigError as :meth:`Versions.of` does.
     """
     if isinstance(fs, pafs.LocalFileSystem):
         return {}
-    found: dict[str, FileState] = {}
+    states: dict[str, FileState] = {}
     versions = Versions(fs)
 
     def look(path: str) -> tuple[str, FileState]:
         info = fs.get_file_info(path)
         return path, FileState(info.size or 0, versions.of(info))
 
-    each_aside(look, paths, threads=threads, done=lambda each: found.update([each]))
-    return found
+    each_aside(look, paths, threads=threads, done=lambda state: states.update([state]))
+    return states
 
 
 def look_at(path: str) -> FileState | None:
-    """A local file's size and version now; None if they may change without a trace, or the file cannot be found."""
+    """A local file's size and version now. None if they may change without a trace, or the file cannot be found."""
     try:
         now = os.stat(path)
     except OSError:
@@ -83,7 +86,7 @@ def look_at(path: str) -> FileState | None:
 
 
 def storage_name(fs: pafs.FileSystem) -> str:
-    """What tells the files of this storage from those of another with the same paths. It holds no credentials."""
+    """A name that tells this storage from another with the same paths. It holds no credentials."""
     if isinstance(fs, pafs.SubTreeFileSystem):
         return f"{storage_name(fs.base_fs)}|{fs.base_path}"
     if isinstance(fs, pafs.PyFileSystem):
@@ -97,7 +100,7 @@ def storage_name(fs: pafs.FileSystem) -> str:
 
 
 def _foreign(fs: pafs.FileSystem, path: str) -> tuple[str | None, int | None]:
-    """(ETag, time of modification in ns) of a file of fsspec, as far as its file system tells."""
+    """(ETag, modification time in ns) of a file on an fsspec file system. None for what that does not tell."""
     inner: Any = getattr(getattr(fs, "handler", None), "fs", None)
     known = inner.info(path) if hasattr(inner, "info") else {}
     tag = next((str(known[name]) for name in _TAGS if known.get(name)), None)
@@ -111,6 +114,6 @@ def _foreign(fs: pafs.FileSystem, path: str) -> tuple[str | None, int | None]:
 
 
 def _hash(*parts: object) -> int:
-    """64 bits."""
+    """A signed 64-bit hash of these parts."""
     digest = hashlib.blake2b("|".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)

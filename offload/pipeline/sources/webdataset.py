@@ -59,19 +59,23 @@ def list_webdataset(
     tell: Tell = silent,
 ) -> Index:
     """The index of shards: a path, a folder of ``*.tar``, a glob, a pattern with braces such as ``{000..019}``, several of these joined by
-    ``::``, or a list. ``encoded``: the transform decodes JPEG members itself."""
-    found = _shards(shards, filesystem, tell)
-    if not found:
+    ``::``, or a list.
+
+    ``encoded``: the transform decodes JPEG members itself. Raises ConfigError if there are no shards or samples, or if a shard cannot be
+    read.
+    """
+    listed = _shards(shards, filesystem, tell)
+    if not listed:
         raise ConfigError(f"no *.tar shards under {shards!r}.")
-    fs, paths, inner = found[0].fs, [shard.path for shard in found], [shard.inner for shard in found]
-    if (other := next((shard.path for shard in found if shard.fs.type_name != fs.type_name), None)) is not None:
+    fs, paths, inner = listed[0].fs, [shard.path for shard in listed], [shard.inner for shard in listed]
+    if (other := next((shard.path for shard in listed if shard.fs.type_name != fs.type_name), None)) is not None:
         raise ConfigError(
             f"{paths[0]!r} and {other!r} lie on different storage. Name the shards of each in a webdataset of its own, and join them: "
             "offload.mix({'a': ..., 'b': ...})."
         )
     check_text(inner)
-    seen = _seen(fs, inner) if cache is not None else {}  # before their members: these may be newer
-    patterns = {shard.inner: shard.pattern for shard in found if shard.pattern}
+    seen = _seen(fs, inner) if cache is not None else {}  # before the members, which may be newer, never older
+    patterns = {shard.inner: shard.pattern for shard in listed if shard.pattern}
     rows, counts, columns = list_shards(fs, inner, tell, patterns)
     if not counts.any():
         raise ConfigError(f"the {len(paths)} shard(s) of {shards!r} hold no samples.")
@@ -89,7 +93,13 @@ def _seen(fs: pafs.FileSystem, paths: list[str]) -> dict[str, FileState]:
 
 
 class _Shard(NamedTuple):
-    """A shard: its path for messages, its file system, its path on it, and the pattern with braces or ``::`` that names it, if one does."""
+    """A shard.
+
+    Args:
+        path: the user's path, for messages.
+        fs, inner: the file system, and the path on it.
+        pattern: the pattern with braces or ``::`` that names it, if one does.
+    """
 
     path: str
     fs: pafs.FileSystem
@@ -100,19 +110,19 @@ class _Shard(NamedTuple):
 def _shards(shards: PathLike | Sequence[PathLike], filesystem: Any, tell: Tell) -> list[_Shard]:
     """The shards in their order. Raises ConfigError for a name without shards."""
     if not isinstance(shards, str | os.PathLike):
-        return [found for each in shards for found in _shards(each, filesystem, tell)]
+        return [shard for path in shards for shard in _shards(path, filesystem, tell)]
     pattern = os.fspath(shards)
     names = _names(pattern, filesystem)
-    found: list[_Shard] = []
+    listed: list[_Shard] = []
     for name in names:
         try:
-            of_name = _of_name(name, filesystem, tell)
-            if not of_name:
+            by_name = _named(name, filesystem, tell)
+            if not by_name:
                 raise ConfigError(f"no *.tar shards under {name!r}.")
         except ConfigError as error:
             raise error if name == pattern else named_by(error, pattern) from None
-        found += of_name if name == pattern else [shard._replace(pattern=pattern) for shard in of_name]
-    return found
+        listed += by_name if name == pattern else [shard._replace(pattern=pattern) for shard in by_name]
+    return listed
 
 
 def _names(pattern: str, filesystem: Any) -> list[str]:
@@ -130,9 +140,9 @@ def _names(pattern: str, filesystem: Any) -> list[str]:
     if local and pattern.startswith("file:"):
         return _names(pattern.removeprefix("file:"), filesystem)
     folder = _present_folder(pattern) if local else ""
-    first, *others = joined(pattern[len(folder) :])
-    if others:
-        return [name for part in (folder + first, *others) for name in _names(part, filesystem)]
+    first, *rest = joined(pattern[len(folder) :])
+    if rest:
+        return [name for part in (folder + first, *rest) for name in _names(part, filesystem)]
     return [folder + name for name in expanded(first)] if "{" in first else [pattern]
 
 
@@ -152,7 +162,7 @@ def _present_folder(path: str) -> str:
     return folder
 
 
-def _of_name(name: str, filesystem: Any, tell: Tell) -> list[_Shard]:
+def _named(name: str, filesystem: Any, tell: Tell) -> list[_Shard]:
     """The shards of a path, a folder or a glob."""
     local = filesystem is None and "://" not in name
     if _is_glob(name) and not (local and os.path.exists(os.path.expanduser(name))):
@@ -160,10 +170,10 @@ def _of_name(name: str, filesystem: Any, tell: Tell) -> list[_Shard]:
             return [shard for path in _matching(name) for shard in _matched(path, filesystem, tell)]
         if (matching := _matching_elsewhere(name, filesystem, tell)) is not None:
             return matching
-    return _of_path(name, filesystem, tell)
+    return _at_path(name, filesystem, tell)
 
 
-def _of_path(path: str, filesystem: Any, tell: Tell) -> list[_Shard]:
+def _at_path(path: str, filesystem: Any, tell: Tell) -> list[_Shard]:
     """The shards of a path that is no pattern."""
     local = filesystem is None and "://" not in path
     if not (local and os.path.isdir(os.path.expanduser(path))):
@@ -178,15 +188,15 @@ def _of_path(path: str, filesystem: Any, tell: Tell) -> list[_Shard]:
 
 def _in_folder(folder: PathLike, filesystem: Any, tell: Tell, scheme: str) -> list[_Shard]:
     fs, _, files = list_files(folder, filesystem, tell)
-    found = [_Shard(scheme + f, fs, f) for f in files if f.endswith(".tar")]
+    shards = [_Shard(scheme + f, fs, f) for f in files if f.endswith(".tar")]
     packed = next((f for f in files if f.endswith(_COMPRESSED)), None)
-    if packed is not None and not found:
+    if packed is not None and not shards:
         raise _compressed(scheme + packed)
-    return found
+    return shards
 
 
 def _scheme(text: str, filesystem: Any) -> str:
-    """What a path on the file system of ``text`` lacks to be a URI."""
+    """The scheme and ``://`` of a URI, to put before paths on its file system. Empty for other texts."""
     return text.split("://", 1)[0] + "://" if "://" in text and filesystem is None else ""
 
 
@@ -200,40 +210,41 @@ def _matching(text: str) -> list[str]:
 
 
 def _matched(path: str, filesystem: Any, tell: Tell) -> list[_Shard]:
-    """The shards of a path that a pattern has found. A file counts as a shard whatever its name."""
+    """The shards of a path that matched a pattern. A file then counts as a shard whatever its name."""
     if os.path.isdir(path) or path.endswith(_COMPRESSED):
-        return _of_path(path, filesystem, tell)
+        return _at_path(path, filesystem, tell)
     return [_Shard(path, *open_filesystem(path, filesystem))]
 
 
 def _matching_elsewhere(text: str, filesystem: Any, tell: Tell) -> list[_Shard] | None:
-    """The shards of a pattern on remote storage, in the order of local ones; None if it is the path of something that exists."""
+    """The shards of a pattern on remote storage, in the order of local ones. None if it is the path of something that exists."""
     fs, pattern = open_filesystem(text, filesystem)
     scheme = _scheme(text, filesystem)
     with telling_errors(text):
-        # Options of a URI (?region=...) are no part of the path.
+        # A URI's options (?region=...) are not part of the path.
         if not _is_glob(pattern) or fs.get_file_info(pattern).type != pafs.FileType.NotFound:
             return None
-        matching = _listed(fs, pattern)
-    found: list[_Shard] = []
+        matching = _glob(fs, pattern)
+    shards: list[_Shard] = []
     for info in matching:
         if info.type == pafs.FileType.Directory:
-            found += _in_folder(info.path, fs, tell, scheme)
+            shards += _in_folder(info.path, fs, tell, scheme)
         elif info.path.endswith(_COMPRESSED):
             raise _compressed(scheme + info.path)
         else:
-            found.append(_Shard(scheme + info.path, fs, info.path))
-    return found
+            shards.append(_Shard(scheme + info.path, fs, info.path))
+    return shards
 
 
-def _listed(fs: pafs.FileSystem, pattern: str) -> list[pafs.FileInfo]:
+def _glob(fs: pafs.FileSystem, pattern: str) -> list[pafs.FileInfo]:
+    """The files and folders that match a pattern with ``*``, ``?`` and ``[]``, sorted by path. Hidden ones need a dot in the pattern."""
     folder, name = os.path.split(pattern)
     folders = [folder]
     if _is_glob(folder) and fs.get_file_info(folder).type == pafs.FileType.NotFound:
-        folders = [info.path for info in _listed(fs, folder) if info.type == pafs.FileType.Directory]
-    found = [info for each in folders for info in fs.get_file_info(pafs.FileSelector(each, allow_not_found=True))]
+        folders = [info.path for info in _glob(fs, folder) if info.type == pafs.FileType.Directory]
+    entries = [info for path in folders for info in fs.get_file_info(pafs.FileSelector(path, allow_not_found=True))]
     hidden = name.startswith(".")
-    matching = [f for f in found if fnmatch.fnmatchcase(f.base_name, name) and f.base_name.startswith(".") <= hidden]
+    matching = [f for f in entries if fnmatch.fnmatchcase(f.base_name, name) and f.base_name.startswith(".") <= hidden]
     return sorted(matching, key=lambda info: info.path)
 
 
@@ -245,9 +256,12 @@ def _compressed(path: str) -> ConfigError:
 
 
 class WebDatasetReader(Reader):
-    """A reader of samples. The image becomes ``image`` (HWC uint8), ``cls`` becomes ``label`` (int64), and other members become columns
-    named by their extension: JSON parsed, text as text, anything else as bytes, further images too. A sample has None in each of
-    ``columns`` that it has no member for, whichever other samples it is read with."""
+    """A reader of samples.
+
+    The image becomes ``image`` (HWC uint8), ``cls`` becomes ``label`` (int64), and other members become columns named by their extension:
+    JSON parsed, text as text, anything else as bytes, further images too. A sample has None in each of ``columns`` for which it has no
+    member, whatever the other samples of the call have.
+    """
 
     members_vary = True
 
@@ -314,10 +328,10 @@ _OPEN_SHARDS = 16
 
 
 class _OpenShards:
-    """Shards to read from, on any thread. Opening one on remote storage takes a request."""
+    """The open shards, for any thread. Opening one on remote storage takes a request, so the most recent stay open."""
 
     def __init__(self, fs: Any) -> None:
-        # Streams of fsspec read one part at a time, and need another request.
+        # A stream of fsspec reads one part at a time, and costs another request, so none stays open.
         self._fs, self._keeps = fs, not isinstance(fs, pafs.PyFileSystem)
         self._kept: OrderedDict[str, Any] = OrderedDict()
         self._lock = threading.Lock()
@@ -342,9 +356,10 @@ class _OpenShards:
 
 
 def _contents(read: Callable[[int, int], bytes], members: Sequence[tuple[int, int]]) -> bytes:
-    """Members that lie close together take a single request. ``read`` takes an offset and a size."""
+    """The bytes of these members, read at once if they lie close together. ``read`` takes an offset and a size."""
     first, stop = min(offset for offset, _ in members), max(offset + size for offset, size in members)
     wanted = sum(size for _, size in members)
+    # One request for all, unless more than half of its bytes would be of no use.
     if stop - first > 2 * wanted + _NEAR_BYTES:
         return b"".join(read(offset, size) for offset, size in members)
     data = read(first, stop - first)

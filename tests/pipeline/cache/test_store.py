@@ -303,11 +303,11 @@ def test_on_a_full_disk_it_stores_nothing_more_says_so_once_and_still_reads(tmp_
         store = opened(spec)
         assert store is not None
         source = store.source("a")
-        accounts.taken()
+        accounts.collect()
         fill(source)
-        assert accounts.taken().problem == f"{tmp_path}: No space left on device"
+        assert accounts.collect().problem == f"{tmp_path}: No space left on device"
         fill(source)
-        assert accounts.taken().problem is None
+        assert accounts.collect().problem is None
         assert not list((spec.folder / room.NEW).iterdir())
         assert booked(spec) == on_disk(spec)
         assert 0 < sum(held(source, number) for number in range(KEYS)) < KEYS
@@ -319,11 +319,11 @@ def test_on_a_full_disk_it_stores_nothing_more_says_so_once_and_still_reads(tmp_
 
 def test_a_folder_that_cannot_be_used_is_told_once(tmp_path: Path) -> None:
     spec = spec_of(tmp_path / "absent" / "cache", "1MB")
-    accounts.taken()
+    accounts.collect()
     assert opened(spec) is None
-    assert accounts.taken().problem == f"{spec.path}: No such file or directory"
+    assert accounts.collect().problem == f"{spec.path}: No such file or directory"
     assert opened(spec) is None
-    assert accounts.taken().problem is None
+    assert accounts.collect().problem is None
 
 
 def test_a_content_is_read_from_storage_once_for_all_who_want_it_at_the_same_time(tmp_path: Path) -> None:
