@@ -103,10 +103,22 @@ def report_or_sum(ctx: Any) -> None:
 @pytest.mark.parametrize(
     ("at_the_end_of_an_epoch", "made"),
     [
-        (report_on_one, "worker 0 made ctx.report(loss) where worker 1 made none of these"),
+        pytest.param(
+            report_on_one,
+            "worker 0 made ctx.report(loss) where worker 1 made none of these",
+            marks=pytest.mark.soak,
+        ),
         (report_own_names, "worker 0 made ctx.report(rank0/loss) where worker 1 made ctx.report(rank1/loss)"),
-        (report_more_on_one, "worker 0 made ctx.report(a, b) where worker 1 made ctx.report(a)"),
-        (report_or_sum, "worker 0 made ctx.report(loss) where worker 1 made ctx.sum() of a number"),
+        pytest.param(
+            report_more_on_one,
+            "worker 0 made ctx.report(a, b) where worker 1 made ctx.report(a)",
+            marks=pytest.mark.soak,
+        ),
+        pytest.param(
+            report_or_sum,
+            "worker 0 made ctx.report(loss) where worker 1 made ctx.sum() of a number",
+            marks=pytest.mark.soak,
+        ),
     ],
 )
 def test_workers_that_make_different_calls_are_told_which_instead_of_hanging(
@@ -117,7 +129,9 @@ def test_workers_that_make_different_calls_are_told_which_instead_of_hanging(
     assert made in str(raised.value)
 
 
-@pytest.mark.parametrize("ranks", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize(
+    "ranks", [(0,), pytest.param((1,), marks=pytest.mark.soak), pytest.param((0, 1), marks=pytest.mark.soak)]
+)
 def test_a_validation_on_some_workers_alone_is_told_once(tmp_path: Path, ranks: tuple[int, ...]) -> None:
     def validate(ctx: Any) -> None:
         rows = sum(len(batch["y"]) for batch in ctx.batches("val")) if ctx.rank in ranks else 0
@@ -463,11 +477,18 @@ ADAPTS = {"batch_size": offload.BatchSize(initial=8, max=64)}
 @pytest.mark.parametrize(
     ("loop", "options", "text"),
     [
-        ("one by one", ACCUMULATES, "the loop steps its optimizers one by one, and a global batch of 8 accumulates 2"),
+        pytest.param(
+            "one by one",
+            ACCUMULATES,
+            "the loop steps its optimizers one by one, and a global batch of 8 accumulates 2",
+            marks=pytest.mark.soak,
+        ),
         ("plain", ADAPTS, "the loop calls optimizer.step() itself, and its batch size adapts"),
-        ("twice", {}, "ctx.backward(loss) was called twice after one forward pass"),
-        ("late skip", {}, "ctx.skip() was called after ctx.backward(loss)"),
-        ("stranger", {}, "ctx.step(optimizer) takes optimizers that ctx.prepare got"),
+        pytest.param("twice", {}, "ctx.backward(loss) was called twice after one forward pass", marks=pytest.mark.soak),
+        pytest.param("late skip", {}, "ctx.skip() was called after ctx.backward(loss)", marks=pytest.mark.soak),
+        pytest.param(
+            "stranger", {}, "ctx.step(optimizer) takes optimizers that ctx.prepare got", marks=pytest.mark.soak
+        ),
     ],
 )
 def test_what_a_loop_may_not_do_is_named(tmp_path: Path, loop: str, options: dict[str, Any], text: str) -> None:
