@@ -118,7 +118,10 @@ def tasks_get_test_modules_by_value(request: pytest.FixtureRequest) -> None:
     if request.module is not None and request.node.get_closest_marker("ray"):
         from ray import cloudpickle
 
+        from tests import loops
+
         cloudpickle.register_pickle_by_value(request.module)
+        cloudpickle.register_pickle_by_value(loops)
 
 
 @pytest.fixture(scope="session")
