@@ -27,7 +27,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 TEMPORARY: str | None = None
 if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
-    TEMPORARY = tempfile.mkdtemp(prefix="offload-tests-", dir="/tmp")
+    TEMPORARY = tempfile.mkdtemp(prefix="offload-", dir="/tmp")
     os.chmod(TEMPORARY, 0o1777)
     os.environ["TMPDIR"] = os.environ["RAY_TMPDIR"] = tempfile.tempdir = TEMPORARY
 
@@ -37,8 +37,8 @@ for name, value in RAY_STARTS_NOTHING_AHEAD.items():
 
 # No test fails because the machine is slow, nor because continuous integration happened on an example that nobody has seen: there
 # examples are the same each time. Elsewhere, and in `make soak`, they are new ones.
-hypothesis.settings.register_profile("offload", deadline=None)
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, database=None)
+hypothesis.settings.register_profile("offload", deadline=None, max_examples=50)
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True, database=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") == "true" else "offload")
 
 
