@@ -78,7 +78,7 @@ def train(ctx: offload.Context) -> None:
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.parametrize("kind", ["folder", "mix"])
+@pytest.mark.parametrize("kind", [pytest.param("folder", marks=pytest.mark.soak), "mix"])
 def test_a_stopped_run_resumes_with_exactly_the_rest_and_leaves_no_files(data: Path, cache: Path, kind: str) -> None:
     log = data / "log"
     log.mkdir()
