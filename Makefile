@@ -20,8 +20,10 @@ install: $(INSTALLED) ## make the environment in .venv (PYTHON=python3.12 for an
 demo: $(INSTALLED) ## train on JPEG files, then compare with a DataLoader; writes runs/demo
 	$(BIN)/offload demo --overwrite $(ARGS)
 
-test: $(INSTALLED) ## run all tests, three at a time (ARGS="-k name" for some, JOBS=0 for one by one)
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadscope $(ARGS)
+# Python may write bytecode: otherwise each of several hundred processes compiles offload, and pytest its tests, each time.
+test: export PYTHONDONTWRITEBYTECODE =
+test: $(INSTALLED) ## run all tests, three at a time (ARGS="-k name" for some, JOBS=0 for one by one); says their CPU minutes
+	$(BIN)/python -m tests.programs.cpu_minutes $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadscope $(ARGS)
 
 soak: $(INSTALLED) ## what takes too long for every change, before a release: half an hour; writes benchmarks/results/soak.json
 	$(BIN)/python -m benchmarks.soak $(ARGS)

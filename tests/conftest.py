@@ -1,9 +1,11 @@
-"""Shared by the tests: a Ray cluster of their own, and small data sets of real JPEG files."""
+"""Shared by the tests: a Ray cluster of their own, small data sets of real JPEG files, and a folder for temporary files that goes."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,21 @@ import pytest
 
 from tests.helpers import RAY_STARTS_NOTHING_AHEAD, write_jpegs
 
+pytest_plugins = ["tests.cpu_report"]
+
 LOGICAL_CPUS = 4
 
 # Commands that are interrupted in tests would inherit it, if a shell started these in the background with Ctrl-C ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# What the tests and their processes leave among temporary files goes with the session: servers' sockets, Ray's sessions, the
+# folders of libraries. pytest keeps its own folders where they were. The path is short, as sockets need, and open to other users.
+TEMPORARY: str | None = None
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    TEMPORARY = tempfile.mkdtemp(prefix="offload-", dir="/tmp")
+    os.chmod(TEMPORARY, 0o1777)
+    os.environ["TMPDIR"] = os.environ["RAY_TMPDIR"] = tempfile.tempdir = TEMPORARY
 
 # Raylets that tests start by hand, as those of a run of this machine alone, start no idle Python processes ahead.
 for name, value in RAY_STARTS_NOTHING_AHEAD.items():
@@ -24,8 +37,8 @@ for name, value in RAY_STARTS_NOTHING_AHEAD.items():
 
 # No test fails because the machine is slow, nor because continuous integration happened on an example that nobody has seen: there
 # examples are the same each time. Elsewhere, and in `make soak`, they are new ones.
-hypothesis.settings.register_profile("offload", deadline=None)
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, database=None)
+hypothesis.settings.register_profile("offload", deadline=None, max_examples=50)
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True, database=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") == "true" else "offload")
 
 
@@ -61,6 +74,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: ranks.get(_file_of(item.nodeid), len(LONGEST)))
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    if TEMPORARY is not None:
+        shutil.rmtree(TEMPORARY, ignore_errors=True)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Of pytest-xdist: how processes share out the tests."""
@@ -83,8 +102,6 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     from offload import machine
     from offload.train.cluster import connection as cluster
 
-    # Ray's sockets need a short path; pytest's folders are long.
-    os.environ.setdefault("RAY_TMPDIR", "/tmp")
     before = machine.usable_cores
     machine.usable_cores = lambda: LOGICAL_CPUS
     try:
@@ -101,7 +118,10 @@ def tasks_get_test_modules_by_value(request: pytest.FixtureRequest) -> None:
     if request.module is not None and request.node.get_closest_marker("ray"):
         from ray import cloudpickle
 
+        from tests import loops
+
         cloudpickle.register_pickle_by_value(request.module)
+        cloudpickle.register_pickle_by_value(loops)
 
 
 @pytest.fixture(scope="session")

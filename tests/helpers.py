@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +18,9 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from click.testing import CliRunner
 
+from offload.cli.main import main
 from offload.preload import NONE_AHEAD
 from tests.emulation import unavailable
 
@@ -113,6 +117,48 @@ def require_hosts() -> None:
         pytest.skip(reason)
 
 
+@contextlib.contextmanager
+def case(*names: object) -> Iterator[None]:
+    """One case of a law: what fails within says which."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"case: {', '.join(map(str, names))}")
+        raise
+
+
+def offload_here(
+    *words: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The command in this process, with its exit code and outputs: a process of its own costs seconds for imports."""
+    arguments = [str(word) for word in words]
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryFile() as documents,
+        contextlib.chdir(cwd or Path.cwd()),
+    ):
+        patch.setattr(sys, "argv", ["offload", *arguments])
+        patch.setattr(sys, "path", [*sys.path])
+        stdout = os.dup(1)
+        os.dup2(documents.fileno(), 1)  # --json writes documents to it, and redirects it until the process ends
+        try:
+            done = CliRunner().invoke(main, arguments, env=env)
+        finally:
+            os.dup2(stdout, 1)
+            os.close(stdout)
+        documents.seek(0)
+        document = documents.read().decode()
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return subprocess.CompletedProcess(arguments, done.exit_code, document or done.stdout, done.stderr)
+
+
+def without_ray(**more: str) -> dict[str, str]:
+    """This process's environment for a program with a Ray of its own: without the settings of the tests' Ray, but its folder."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return {**kept, "RAY_TMPDIR": tempfile.gettempdir(), **more}
+
+
 def mount_small_disk(path: Path, options: str) -> None:
     """Mount a disk of a size of its own, as root. Skips where none can be mounted; with CI=true it must be. The test unmounts it."""
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(path)], capture_output=True, text=True)
@@ -155,7 +201,7 @@ def end_loaders() -> None:
 
 def open_to_others(folder: Path) -> None:
     """Let other users read a test's folder and those around it, up to that of temporary files."""
-    around = Path(tempfile.gettempdir()).resolve()
+    around = Path(os.environ["PYTEST_DEBUG_TEMPROOT"]).resolve()
     for each in (folder, *folder.resolve().parents):
         if around in each.parents:
             each.chmod(0o755)

@@ -103,6 +103,7 @@ class Hanging(subprocess.Popen[bytes]):
         return super().wait(timeout)
 
 
+@pytest.mark.soak
 def test_a_hang_fails_its_check_and_ends_all_of_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "GRACE_S", 0.5)
     monkeypatch.setattr(subprocess, "Popen", Hanging)
@@ -112,6 +113,7 @@ def test_a_hang_fails_its_check_and_ends_all_of_its_processes(monkeypatch: pytes
         eventually(lambda pid=pid: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("name", "status", "reason"),
     [
@@ -126,6 +128,7 @@ def test_the_reason_of_a_check_that_does_not_pass(name: str, status: str, reason
     assert (found.status, found.reason) == (status, reason)
 
 
+@pytest.mark.soak
 def test_a_check_that_raises_keeps_its_figures() -> None:
     assert outcome("raises").figures == {"before": 1}
 

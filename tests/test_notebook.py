@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import pytest
 
 from offload import ConfigError, Trainer, notebook
 from offload.model.planning.plans import Plan
-from tests.helpers import ROOT
+from tests.helpers import ROOT, without_ray
 from tests.model.test_profile import WHOLE
 from tests.report.runs import plain
 
@@ -50,10 +49,9 @@ def test_the_tour_is_stored_without_outputs() -> None:
 @pytest.mark.ray
 def test_the_tour(tmp_path: Path) -> None:
     """Its data set, its transform and its loop exist in cells alone, so that a run of all its samples has sent them by value."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     done = subprocess.run(
         [sys.executable, "-c", EXECUTE, str(TOUR)],
-        cwd=tmp_path, env={**env, "RAY_TMPDIR": "/tmp"}, capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+        cwd=tmp_path, env=without_ray(), capture_output=True, text=True, timeout=DEADLINE_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     *_, probe, plan, run, report = code_cells(tmp_path / "executed.ipynb")

@@ -31,6 +31,8 @@ from benchmarks.suites.verdicts import KINDS, Expectation, Outcome, counts, expe
 from tests.helpers import ROOT
 from tests.loader.test_like_torch_page import answers
 
+pytestmark = pytest.mark.soak  # the harness of a benchmark, which no user runs
+
 EXPECTED = expectations(peer_suites.EXPECTED.read_text(encoding="utf-8"))
 
 # -- finding --------------------------------------------------------------------------------------------------------------

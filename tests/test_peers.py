@@ -26,6 +26,8 @@ from benchmarks.rows.protocol import Task
 from benchmarks.side_by_side import Measurement, Row, RowFailed
 from tests.helpers import ROOT
 
+pytestmark = pytest.mark.soak  # the harness of a benchmark, which no user runs
+
 WORKS = Peer(name="works", about="", module="none")
 FAILS = Peer(name="fails", about="", module="none", no_second_host="it has one host")
 LACKS = Peer(name="lacks", about="", module="none", environment="missing")

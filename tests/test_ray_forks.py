@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import ROOT
+from tests.helpers import ROOT, without_ray
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -20,16 +19,16 @@ DEADLINE_S = 600.0
 
 def told(program: str, folder: Path) -> Any:
     """What a program says in its last line."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests" / "programs" / program)],
-        cwd=folder, env={**env, "RAY_TMPDIR": "/tmp", "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        cwd=folder, env=without_ray(PYTHONPATH=str(ROOT)), capture_output=True, text=True,
         timeout=DEADLINE_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.soak
 def test_a_loader_goes_on_while_its_process_forks(tmp_path: Path) -> None:
     seen = told("forks_of_a_loader.py", tmp_path)
     said = seen.pop("refusals")

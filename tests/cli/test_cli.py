@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import re
@@ -9,10 +10,9 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from offload.report.page.what_if import RunModel
 from offload.report.run_dir import EVENTS, METRICS, REPORT, SUMMARY, locked, read_lines
 from offload.train.cluster import connection as cluster
 from offload.train.cluster.connection import check_reachable
-from tests.helpers import eventually
+from tests.helpers import eventually, offload_here, without_ray
 
 DEADLINE_S = 300.0
 
@@ -109,19 +109,6 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def ray_folder() -> Iterator[Path]:
-    """Where a Ray that is started leaves its traces."""
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:  # Ray's sockets need a short path
-        yield Path(folder)
-
-
-def environment(**more: str) -> dict[str, str]:
-    """This process's, without what other tests may have set for a Ray of their own."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-    return {**kept, "RAY_TMPDIR": "/tmp", **more}
-
-
 def offload(*arguments: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
     """The installed command, beside this Python."""
     return subprocess.run(
@@ -130,8 +117,33 @@ def offload(*arguments: str | Path, **env: str) -> subprocess.CompletedProcess[s
         text=True,
         timeout=DEADLINE_S,
         check=False,
-        env=environment(**env),
+        env=without_ray(**env),
     )
+
+
+BeforeRay = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def before_ray(monkeypatch: pytest.MonkeyPatch) -> BeforeRay:
+    """The command in this process, for what must be found before Ray is started or joined."""
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("Ray is started")
+
+    monkeypatch.setattr(cluster.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(cluster.ray, "init", never)
+    monkeypatch.setattr(cluster, "_start_local", never)
+    monkeypatch.setattr(cluster, "_serving_ahead", nullcontext)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+    def run(*arguments: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+        try:
+            return offload_here(*arguments, env=env)
+        finally:
+            atexit.unregister(print)  # the script's last words would be those of the tests
+
+    return run
 
 
 def refusal(done: subprocess.CompletedProcess[str], code: int = 2) -> str:
@@ -155,7 +167,9 @@ def refusal(done: subprocess.CompletedProcess[str], code: int = 2) -> str:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_run_is_stopped_by_ctrl_c_resumed_by_the_same_command_and_not_repeated(tmp_path: Path, script: Path) -> None:
+def test_a_run_is_stopped_by_ctrl_c_resumed_by_the_same_command_and_not_repeated(
+    tmp_path: Path, script: Path, request: pytest.FixtureRequest
+) -> None:
     run_dir, slow = tmp_path / "run", tmp_path / "slow"
     slow.touch()
     command = [Path(sys.executable).with_name("offload"), "run", script, "--run-dir", run_dir, "--"]
@@ -165,7 +179,7 @@ def test_a_run_is_stopped_by_ctrl_c_resumed_by_the_same_command_and_not_repeated
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=environment(),
+        env=without_ray(),
         start_new_session=True,
     ) as run:
         try:
@@ -208,7 +222,7 @@ def test_a_run_is_stopped_by_ctrl_c_resumed_by_the_same_command_and_not_repeated
     assert events[-1] == "run_finished"
     assert "run_resumed" in events
 
-    repeated = refusal(offload(*again))
+    repeated = refusal(request.getfixturevalue("before_ray")(*again))
     assert "holds a finished run" in repeated
     assert "--overwrite" in repeated
     assert [e["event"] for e in read_lines(run_dir / EVENTS)] == events
@@ -268,41 +282,37 @@ def broken(tmp_path: Path) -> Path:
     ],
 )
 def test_a_script_that_is_none_is_refused_before_ray_is_started(
-    tmp_path: Path, broken: Path, ray_folder: Path, arguments: list[str], says: str
+    tmp_path: Path, broken: Path, before_ray: BeforeRay, arguments: list[str], says: str
 ) -> None:
-    done = offload("run", broken, "--run-dir", tmp_path / "run", "--json", "--", *arguments, RAY_TMPDIR=str(ray_folder))
+    done = before_ray("run", broken, "--run-dir", tmp_path / "run", "--json", "--", *arguments)
     assert says in refusal(done)
     assert ("unrecognized arguments: --epocs 3" in done.stderr) == ("--epocs" in arguments)
-    assert not any(ray_folder.iterdir())
     assert not (tmp_path / "run").exists()
 
 
-def test_an_empty_run_directory_is_not_the_folder_of_the_command(script: Path, ray_folder: Path) -> None:
+def test_an_empty_run_directory_is_not_the_folder_of_the_command(script: Path, before_ray: BeforeRay) -> None:
     """As a shell passes a variable that is not set."""
-    text = refusal(offload("run", script, "--run-dir", "", "--json", "--", "--epochs", "1", RAY_TMPDIR=str(ray_folder)))
+    text = refusal(before_ray("run", script, "--run-dir", "", "--json", "--", "--epochs", "1"))
     assert "run_dir must be a path (a folder, such as runs/a), found ''" in text
-    assert not any(ray_folder.iterdir())
 
 
-def test_a_run_directory_must_be_a_folder_of_this_machine(script: Path, ray_folder: Path, tmp_path: Path) -> None:
-    done = offload(
-        "run", script, "--run-dir", "s3://bucket/x", "--json", "--", "--epochs", "1", RAY_TMPDIR=str(ray_folder)
-    )
+def test_a_run_directory_must_be_a_folder_of_this_machine(script: Path, before_ray: BeforeRay) -> None:
+    done = before_ray("run", script, "--run-dir", "s3://bucket/x", "--json", "--", "--epochs", "1")
     assert "--run-dir must be a folder of this machine, found s3://bucket/x. Checkpoints alone" in refusal(done)
-    assert not any(ray_folder.iterdir())
 
 
-def test_a_second_run_in_the_same_directory_changes_nothing(tmp_path: Path, script: Path, ray_folder: Path) -> None:
+def test_a_second_run_in_the_same_directory_changes_nothing(
+    tmp_path: Path, script: Path, before_ray: BeforeRay
+) -> None:
     with locked(tmp_path):
         arguments = ["run", script, "--run-dir", tmp_path, "--overwrite", "--json", "--", "--epochs", "1"]
-        assert "already: process" in refusal(offload(*arguments, RAY_TMPDIR=str(ray_folder)))
-    assert not any(ray_folder.iterdir())
+        assert "already: process" in refusal(before_ray(*arguments))
 
 
-@pytest.mark.parametrize("kind", ["long", "missing"])
-def test_a_folder_of_temporary_files_that_ray_cannot_use(tmp_path: Path, script: Path, kind: str) -> None:
-    folder = tmp_path / ("x" * 80) if kind == "long" else Path("/proc")
-    folder.mkdir(exist_ok=True)
+def test_a_folder_of_temporary_files_that_ray_cannot_use(tmp_path: Path, script: Path) -> None:
+    """One whose path is too long for a socket's."""
+    folder = tmp_path / ("x" * 80)
+    folder.mkdir()
     done = offload(
         "run", script, "--run-dir", tmp_path / "run", "--json", "--", "--epochs", "1", RAY_TMPDIR=str(folder)
     )
@@ -334,16 +344,16 @@ def test_output_to_a_full_disk_is_one_sentence() -> None:
     )
 
 
-def test_a_scripts_own_help(broken: Path) -> None:
-    done = offload("run", broken, "--", "--help")
+def test_a_scripts_own_help(broken: Path, before_ray: BeforeRay) -> None:
+    done = before_ray("run", broken, "--", "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert "how long" in done.stdout
 
 
-def test_addresses_that_lead_nowhere(tmp_path: Path, script: Path, ray_folder: Path) -> None:
+def test_addresses_that_lead_nowhere(tmp_path: Path, script: Path, before_ray: BeforeRay) -> None:
     def run(*options: str, **env: str) -> str:
         arguments = ["run", script, "--run-dir", tmp_path / "run", "--json", *options, "--", "--epochs", "1"]
-        return refusal(offload(*arguments, RAY_TMPDIR=str(ray_folder), **env))
+        return refusal(before_ray(*arguments, **env))
 
     text = run("--address", "127.0.0.1:1")
     assert "no Ray cluster can be reached at '127.0.0.1:1': Connection refused" in text
@@ -351,21 +361,20 @@ def test_addresses_that_lead_nowhere(tmp_path: Path, script: Path, ray_folder: P
     assert "'127.0.0.1:2'" in run(RAY_ADDRESS="127.0.0.1:2")  # the option, where it is given, comes first
     assert "'127.0.0.1:1'" in run("--address", "127.0.0.1:1", RAY_ADDRESS="127.0.0.1:2")
     assert "\"auto\" or host:port, found 'head'" in run("--address", "head")
-    assert not any(ray_folder.iterdir())
 
 
 @pytest.mark.parametrize("command", ["run", "probe", "demo"])
-def test_a_wrong_address_is_found_before_anything_else(tmp_path: Path, script: Path, command: str) -> None:
-    (tmp_path / "empty").mkdir()
+def test_a_wrong_address_is_found_before_anything_else(
+    tmp_path: Path, script: Path, before_ray: BeforeRay, command: str
+) -> None:
     where = {"run": [script, "--run-dir", tmp_path / "run"], "probe": [script], "demo": ["--data", tmp_path / "data"]}[
         command
     ]
     arguments = [command, *where, "--address", "127.0.0.1:1", *([] if command == "demo" else ["--", "--epochs", "1"])]
-    done = offload(*arguments, RAY_TMPDIR=str(tmp_path / "empty"), TMPDIR=str(tmp_path / "empty"))
+    done = before_ray(*arguments)
     assert "no Ray cluster can be reached at '127.0.0.1:1'" in refusal(done)
     assert "printed" not in done.stderr  # by the script
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", script.name]
-    assert not any((tmp_path / "empty").iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == [script.name]
 
 
 def test_fit_looks_at_the_address_before_it_lists_the_data(tmp_path: Path) -> None:

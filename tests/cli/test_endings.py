@@ -18,7 +18,7 @@ import pytest
 from benchmarks.endings import SCRIPT
 from offload.process.interrupts import INTERRUPTED
 from offload.report.run_dir import EVENTS, METRICS, SUMMARY, read_lines
-from tests.helpers import MARK, eventually, marked
+from tests.helpers import MARK, eventually, marked, without_ray
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -40,9 +40,8 @@ def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path, str
     script, said, mark = tmp_path / "training.py", tmp_path / "said", uuid.uuid4().hex
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "offload", "run", str(script), "--run-dir", str(tmp_path / "run")]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     with said.open("w") as file, subprocess.Popen(
-        command, stdout=file, stderr=file, env={**kept, "RAY_TMPDIR": "/tmp", MARK: mark}, start_new_session=True,
+        command, stdout=file, stderr=file, env=without_ray(**{MARK: mark}), start_new_session=True,
     ) as run:  # fmt: skip
         try:
             yield run, said, mark
@@ -55,7 +54,7 @@ def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path, str
 @pytest.mark.parametrize(
     ("phase", "signals"),
     [
-        pytest.param("starting Ray", [signal.SIGTERM], id="while Ray starts, SIGTERM"),
+        pytest.param("starting Ray", [signal.SIGTERM], id="while Ray starts, SIGTERM", marks=pytest.mark.soak),
         pytest.param(
             "starting 1 worker(s)", [signal.SIGHUP, signal.SIGINT], id="while workers start, SIGHUP and Ctrl-C"
         ),
@@ -74,6 +73,7 @@ def test_a_start_that_is_interrupted_ends_in_one_way(tmp_path: Path, phase: str,
     assert "ended at once" in said.read_text() or "interrupted" in said.read_text()
 
 
+@pytest.mark.soak
 def test_nothing_is_left_of_a_driver_that_was_killed_while_processes_start(tmp_path: Path) -> None:
     """Those that are just starting would look for Ray for half a minute."""
     with running(tmp_path) as (run, _, mark):

@@ -13,14 +13,12 @@ import pytest
 
 from offload.probe import profile_age
 from offload.report.page.charts.plan_chart import knee
+from tests.helpers import offload_here
 from tests.model.test_profile import WHOLE, changed
 
 
 def plan(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [Path(sys.executable).with_name("offload"), "plan", *arguments],
-        capture_output=True, text=True, timeout=300, check=False, cwd=cwd,
-    )  # fmt: skip
+    return offload_here("plan", *arguments, cwd=cwd)
 
 
 @pytest.fixture

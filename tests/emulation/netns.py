@@ -338,9 +338,9 @@ class Host:
         return ("taskset", "--cpu-list", ",".join(map(str, cores))) if cores else ()
 
     def _base_environment(self) -> dict[str, str]:
-        # The owner's Ray settings (an address, a token, a temporary folder) are not the host's.
+        # The owner's Ray settings (an address, a token, a temporary folder) are not the host's, which has its own /tmp/ray.
         kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        return {**kept, "HOME": str(self.folder / "home"), "HOSTNAME": self.name}
+        return {**kept, "RAY_TMPDIR": "/tmp", "HOME": str(self.folder / "home"), "HOSTNAME": self.name}
 
 
 class Switch:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import uuid
@@ -12,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import MARK, ROOT, eventually, marked
+from tests.helpers import MARK, ROOT, eventually, marked, without_ray
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 DEADLINE_S = 300.0
 
 ALONE = """
-import os, sys
+import multiprocessing, os, sys
 import torch, offload
 
 class Squares(torch.utils.data.Dataset):
@@ -37,6 +36,9 @@ class Endless(torch.utils.data.IterableDataset):
         while True:
             yield torch.zeros(28, 28)
 
+def read(loader, queue):
+    queue.put(sorted(int(square) for squares, _ in loader for square in squares))
+
 if __name__ == "__main__":
     loader = offload.DataLoader(Squares(), batch_size=8, shuffle=True)
     seen = []
@@ -46,6 +48,13 @@ if __name__ == "__main__":
             seen += squares.tolist()
     assert sorted(seen) == sorted(2 * [i * i for i in range(40)])
     print(loader.stats().batches, "batches")
+    if "spawn" in sys.argv:
+        spawning = multiprocessing.get_context("spawn")
+        queue = spawning.Queue()
+        child = spawning.Process(target=read, args=(loader, queue))
+        child.start()
+        assert queue.get() == [i * i for i in range(40)]
+        child.join()
     # The program ends in the middle of iterations, one with large orders under way, and one whose readers never end.
     large = offload.DataLoader(Indices(), batch_sampler=[[0] * 40_000] * 1000, collate_fn=len)
     endless = offload.DataLoader(Endless(), batch_size=16, num_workers=2, persistent_workers=True)
@@ -106,24 +115,6 @@ if __name__ == "__main__":
         main()
 """
 
-SPAWNED = """
-import multiprocessing, torch, offload
-
-def read(loader, queue):
-    queue.put(sorted(int(value) for batch in loader for value in batch))
-
-if __name__ == "__main__":
-    loader = offload.DataLoader(list(range(12)), batch_size=5)
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    child = context.Process(target=read, args=(loader, queue))
-    child.start()
-    assert queue.get() == list(range(12))
-    child.join()
-    print("the child read everything")
-"""
-
-
 CELLS = [
     """
 import torch, offload
@@ -169,8 +160,7 @@ for cell in cells:
 
 
 def run(command: Sequence[str], folder: Path, mark: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    env = {**kept, "RAY_TMPDIR": "/tmp", MARK: mark}
+    env = without_ray(**{MARK: mark})
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 
@@ -185,21 +175,22 @@ def script(folder: Path, text: str) -> str:
     [
         pytest.param("", 0, "", marks=pytest.mark.soak),
         pytest.param("raise", 1, "the training failed", marks=pytest.mark.soak),
-        ("kill", -9, ""),
+        ("spawn kill", -9, ""),
     ],
 )
 def test_nothing_is_left_of_a_program_however_it_ends(tmp_path: Path, how: str, code: int, said: str) -> None:
+    """``spawn``: a process that the program has spawned reads the same loader."""
     mark = uuid.uuid4().hex
-    done = run([sys.executable, script(tmp_path, ALONE), how], tmp_path, mark)
+    done = run([sys.executable, script(tmp_path, ALONE), *how.split()], tmp_path, mark)
     assert done.returncode == code, done.stderr
     assert done.stdout in ("10 batches\n", "")
     assert said in done.stderr
     eventually(lambda: not marked(mark))
 
 
-@pytest.mark.parametrize("how", ["torchrun", "late", "spawn"])
+@pytest.mark.parametrize("how", ["late", pytest.param("spawn", marks=pytest.mark.soak)])
 def test_the_ranks_of_a_job_share_one_ray_and_get_their_own_samples(tmp_path: Path, how: str) -> None:
-    """``late``: rank 1 comes when the feed that rank 0 made has taken all CPUs."""
+    """``late``: under torchrun, and rank 1 comes when the feed that rank 0 made has taken all CPUs."""
     mark = uuid.uuid4().hex
     launcher = [
         "-m",
@@ -230,13 +221,6 @@ def test_batches_of_another_node_come_directly_and_in_any_case() -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout.splitlines()[-1])
     assert told == {"after its sender died": True, "iterable": True, "without the node": True}
-
-
-def test_a_spawned_process_may_read_its_parents_loader(tmp_path: Path) -> None:
-    mark = uuid.uuid4().hex
-    done = run([sys.executable, script(tmp_path, SPAWNED)], tmp_path, mark)
-    assert (done.returncode, done.stdout) == (0, "the child read everything\n"), done.stderr
-    eventually(lambda: not marked(mark))
 
 
 @pytest.mark.soak

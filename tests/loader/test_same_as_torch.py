@@ -164,7 +164,7 @@ def seed_all() -> None:
     torch.manual_seed(5)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(st.data(), st.sampled_from(sorted(KINDS)), st.integers(1, 40), st.booleans())
 def test_batches_are_those_of_torch(data: Any, kind: str, n: int, in_groups: bool) -> None:
     dataset = (InGroups if in_groups else Samples)(kind, n)
@@ -219,7 +219,7 @@ def batches_of_torch(kind: str, n: int, named: dict[str, Any]) -> list[Any]:
     return list(torch_data.DataLoader(Stream(kind, n), multiprocessing_context=context, **named))
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(
     st.sampled_from(sorted(KINDS.keys() - RAGGED)),
     st.integers(0, 30),

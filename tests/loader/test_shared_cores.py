@@ -13,6 +13,7 @@ import torch.utils.data as torch_data
 
 import offload
 from tests.helpers import end_loaders
+from tests.loops import one_epoch
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 N = 4000
@@ -39,15 +40,6 @@ def doubled(x: int) -> int:
     return 2 * x
 
 
-def train(ctx: offload.Context) -> None:
-    model = torch.nn.Linear(1, 1)
-    model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
-    for _ in ctx.epochs(1):
-        for batch in ctx.batches("train"):
-            ctx.backward(model(batch["x"]).mean())
-            ctx.step()
-
-
 def test_a_task_of_the_loop_that_iterates_runs_although_the_loader_has_all_cores() -> None:
     """As a ray.data pipeline does that the loop reads."""
     seen = 0
@@ -65,7 +57,7 @@ def test_a_run_and_another_loader_find_cores_in_the_middle_of_an_iteration(tmp_p
     next(second)
     data = torch_data.TensorDataset(torch.zeros(64, 1))
     trainer = offload.Trainer(
-        train, datasets={"train": offload.from_torch(data, columns=["x"])}, batch_size=16, workers=1
+        one_epoch, datasets={"train": offload.from_torch(data, columns=["x"])}, batch_size=16, workers=1
     )
     assert trainer.fit(run_dir=tmp_path / "run", quiet=True).document["samples"] == len(data)
     assert [sum(1 for _ in each) for each in (first, second)] == [N // 8 - 1] * 2

@@ -183,7 +183,9 @@ def test_a_checkpoint_storage_that_never_answers(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["listing the data", "checking the checkpoint storage"])
+@pytest.mark.parametrize(
+    "what", ["listing the data", pytest.param("checking the checkpoint storage", marks=pytest.mark.soak)]
+)
 def test_ctrl_c_ends_what_waits_for_a_storage(mute: str, tmp_path: Path, what: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -389,6 +389,7 @@ def test_a_sender_that_cannot_start_is_started_again_after_a_while(
     assert senders.of(A) is made[1]
 
 
+@pytest.mark.soak
 @pytest.mark.ray
 @pytest.mark.slow
 def test_real_senders_send_and_die_and_blocks_come_as_long_as_their_node_is_there() -> None:

@@ -112,8 +112,8 @@ ENGINES: dict[str, tuple[Callable[[Any], Listed], Any]] = {
 }
 
 
-# Every run that trains on samples is the pool over an index: tests/train has them.
-OFTEN = ("pool, index",)
+# Every run is a pool, over an index or over a Dataset's units: tests/train has them. Here the pool in memory shows what each does.
+OFTEN = ("pool, index", "pool, units")
 
 
 @pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.soak] if name in OFTEN else []) for name in ENGINES])

@@ -39,7 +39,7 @@ sys.exit(int(sys.argv[1]))
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """Where servers put their sockets, whose paths must be short; pytest's may not be."""
-    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as name:
+    with tempfile.TemporaryDirectory(prefix="t") as name:
         yield Path(name)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ from offload.cli.script import build_trainer
 from offload.errors import RunError
 from offload.measure.findings import profile_document
 from offload.model import Profile
+from offload.probe import driver
 from offload.probe.driver import probe as measure
+from tests.helpers import without_ray
 
 DEADLINE_S = 300.0
 FEW = ("--samples", "500")  # are drained sooner, where what the input costs is not what is asked
@@ -86,14 +88,6 @@ def build():
 '''
 
 
-def probe(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {"RAY_TMPDIR": "/tmp"}
-    return subprocess.run(
-        [Path(sys.executable).with_name("offload"), "probe", *arguments],
-        capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=cwd, env=environment,
-    )  # fmt: skip
-
-
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     path = tmp_path / "noise.py"
@@ -103,13 +97,19 @@ def script(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
 def test_a_script_is_probed_and_planned_with(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the command, on the Ray that the tests share, and sooner than in the minute that it takes itself."""
+    monkeypatch.chdir(script.parent)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(driver, "probe", partial(measure, seconds=10.0))
     written = script.with_name("profile.json")
-    done = probe(script.name, "--json", "--apply", "-o", written, "--", "--samples", "5000", cwd=script.parent)
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout, parse_constant=pytest.fail)
-    assert json.loads(written.read_text()) == document
-    assert "printed while probing" in done.stderr
+    command = ["probe", script.name, "--address", "auto", "--apply", "-o", str(written), "--", "--samples", "5000"]
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 0, done.output
+    document = json.loads(written.read_text(), parse_constant=pytest.fail)
+    assert document["equivalents"]["diff"] in done.stdout
     ours = document["equivalents"]
     assert ours["taken"] == ["offload.transforms.GaussianBlur"]
     assert ours["distances"][0]["largest"] <= 1
@@ -132,7 +132,6 @@ def test_a_script_is_probed_and_planned_with(script: Path, monkeypatch: pytest.M
     assert document["measured"]["seconds"] > 0
     assert any("There is no GPU here" in line for line in document["verdict"])
 
-    monkeypatch.chdir(script.parent)
     asked = ["plan", "--profile", str(written), "--gpu-type", "ml.g5.xlarge", "--cpu-type", "ml.c5.4xlarge"]
     refused = CliRunner().invoke(main, asked)
     assert refused.exit_code == 2
@@ -149,13 +148,15 @@ def test_a_script_is_probed_and_planned_with(script: Path, monkeypatch: pytest.M
     assert any("noise.py has changed since" in warning for warning in warnings())
 
 
-def probed(script: Path, *arguments: str) -> dict[str, Any]:
+def probed(script: Path, *arguments: str, seconds: float = 4.0) -> dict[str, Any]:
     """What the command finds in a few seconds, on the Ray that the tests share."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", sys.argv)
         patch.setattr(sys, "path", [*sys.path])
         trainer = build_trainer(script, arguments, address="auto")
-        found = measure(trainer, address=None, quiet=True, known={"workload": script.name, "measured": {}}, seconds=8.0)
+        found = measure(
+            trainer, address=None, quiet=True, known={"workload": script.name, "measured": {}}, seconds=seconds
+        )
     assert found is not None
     return profile_document(found)
 
@@ -164,7 +165,7 @@ def probed(script: Path, *arguments: str) -> dict[str, Any]:
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_two_workers_tell_what_synchronisation_costs(script: Path) -> None:
-    document = probed(script, "--workers", "2", *FEW)
+    document = probed(script, "--workers", "2", *FEW, seconds=8.0)
     profile = Profile.from_document(document)
     # How long two small gradients take to meet is the machine's business; that it was measured is ours.
     assert profile.step_time.predict(1, 2, 16) >= profile.step_time.predict(1, 1, 16)
@@ -178,6 +179,7 @@ import ray.data
 import torch
 
 import offload
+from tests.helpers import without_ray
 
 
 def halve(row):
@@ -222,11 +224,10 @@ def test_a_script_that_raises_is_named(script: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.ray
 def test_an_interrupted_probe_writes_nothing(script: Path) -> None:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {"RAY_TMPDIR": "/tmp"}
     command = [Path(sys.executable).with_name("offload"), "probe", script.name, "-o", "profile.json"]
     command += ["--", "--slow-s", "1", *FEW]
     with subprocess.Popen(
-        command, cwd=script.parent, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command, cwd=script.parent, env=without_ray(), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None
         for line in process.stderr:

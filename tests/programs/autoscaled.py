@@ -28,7 +28,7 @@ def inside(folder: Path, command: list[str]) -> list[str]:
     """``command`` in namespaces of its own, with Ray's session files below ``folder``."""
     session = folder / "ray"
     session.mkdir()
-    shell = f'mkdir -p /tmp/ray && mount --bind {session} /tmp/ray && ip link set lo up && exec "$@"'
+    shell = f'export RAY_TMPDIR=/tmp && mkdir -p /tmp/ray && mount --bind {session} /tmp/ray && ip link set lo up && exec "$@"'
     return [*ALONE, "sh", "-c", shell, "sh", *command]
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -148,6 +149,6 @@ def watch(cluster: Cluster, other: Any) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("RAY_TMPDIR", "/tmp")
+    os.environ.setdefault("RAY_TMPDIR", tempfile.gettempdir())
     with minimal_agents():
         main()

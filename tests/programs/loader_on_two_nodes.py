@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -112,6 +113,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("RAY_TMPDIR", "/tmp")
+    os.environ.setdefault("RAY_TMPDIR", tempfile.gettempdir())
     with minimal_agents():
         main()

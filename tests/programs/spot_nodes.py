@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -172,6 +173,6 @@ def main(scenario: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("RAY_TMPDIR", "/tmp")
+    os.environ.setdefault("RAY_TMPDIR", tempfile.gettempdir())
     with minimal_agents():
         main(sys.argv[1], Path(sys.argv[2]))

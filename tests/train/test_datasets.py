@@ -82,7 +82,7 @@ def train(ctx: offload.Context) -> None:
     [
         (known, N // 16, False),
         (unknown, -1, False),
-        (lambda: offload.from_ray(unknown(), shuffle=False), -1, True),
+        pytest.param(lambda: offload.from_ray(unknown(), shuffle=False), -1, True, marks=pytest.mark.soak),
     ],
     ids=["known", "unknown", "not shuffled"],
 )
@@ -141,7 +141,7 @@ def test_what_ray_data_executes_comes_once_and_the_run_says_so(
     assert f"train: {says[0]}" in said
 
 
-@pytest.mark.parametrize("executed", ["val", "train and val"])
+@pytest.mark.parametrize("executed", [pytest.param("val", marks=pytest.mark.soak), "train and val"])
 def test_what_ray_data_executes_finds_a_core_where_the_pool_has_the_only_one(tmp_path: Path, executed: str) -> None:
     """Of four, the worker reserves three."""
 

@@ -94,11 +94,14 @@ def test_any_number_of_workers_resumes_a_sharded_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("loop", "options", "text"),
     [
-        ("plain", {}, "the loop calls optimizer.step() itself, and its model is sharded"),
-        (
+        pytest.param(
+            "plain", {}, "the loop calls optimizer.step() itself, and its model is sharded", marks=pytest.mark.soak
+        ),
+        pytest.param(
             "ctx",
             {"batch_size": offload.BatchSize(initial=8, max=64)},
             "the batch size adapts to the gradient of a whole",
+            marks=pytest.mark.soak,
         ),
         ("ddp", {}, "ctx.prepare(ddp=...) got arguments of DistributedDataParallel, and a model that fully_shard"),
     ],

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import json
 import shutil
-import sys
 import tarfile
 from collections import Counter
 from pathlib import Path
@@ -19,8 +17,7 @@ from offload.pipeline.index import listing_cache, stored
 from offload.pipeline.index.stored import StoredRows
 from offload.report.run_dir import read_lines
 from offload.train.driver.listed import Listed
-from tests.emulation import Hosts, HostSpec
-from tests.helpers import RAY_STARTS_NOTHING_AHEAD, ROOT, require_hosts, write_jpegs
+from tests.helpers import write_jpegs
 from tests.train.test_training import fit_linear, log_ids, seen, stop_now, trainer
 
 IMAGES, TARS = 60, 3
@@ -81,7 +78,7 @@ def train(ctx: offload.Context) -> None:
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.parametrize("kind", ["folder", "mix"])
+@pytest.mark.parametrize("kind", [pytest.param("folder", marks=pytest.mark.soak), "mix"])
 def test_a_stopped_run_resumes_with_exactly_the_rest_and_leaves_no_files(data: Path, cache: Path, kind: str) -> None:
     log = data / "log"
     log.mkdir()
@@ -122,73 +119,3 @@ def test_a_run_whose_index_is_removed_ends_with_a_sentence(data: Path, monkeypat
             run_dir=data / "run", quiet=True
         )
     assert error.value.exit_code == 1
-
-
-SCRIPT = """
-import json, os, socket, sys, time
-from pathlib import Path
-import numpy as np, ray.train, torch
-import offload
-from offload.pipeline.index import stored as stored_rows
-
-stored_rows.IN_MEMORY = 10
-
-class Means:
-    '''The worker's host waits until the other one has made a sample.'''
-    def __init__(self, marker):
-        self.marker = marker
-
-    def __call__(self, batch):
-        if socket.gethostname() == "cpu-1":
-            self.marker.touch()
-        while not self.marker.exists():
-            time.sleep(0.05)
-        x = np.array([[image.mean()] for image in batch["image"]], np.float32)
-        return {"x": x, "there": np.full(len(x), socket.gethostname() == "cpu-1")}
-
-def train(ctx):
-    model = torch.nn.Linear(1, 1)
-    model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.001))
-    ids, there = [], 0
-    for _ in ctx.epochs(1):
-        for batch in ctx.batches("train"):
-            ids += batch["sample_id"].tolist()
-            there += int(batch["there"].sum())
-            ctx.backward(model(batch["x"]).mean())
-            ctx.step()
-    Path(ctx.config["out"]).write_text(json.dumps({"ids": ids, "there": there}))
-
-folder = Path(sys.argv[1])
-offload.Trainer(
-    train,
-    datasets={"train": offload.webdataset(folder / "tars", Means(folder / "marker"))},
-    workers=1,
-    batch_size=4,
-    scaling_config=ray.train.ScalingConfig(resources_per_worker={"CPU": 1, "gpu_slot": 1}),
-    train_loop_config={"out": str(folder / "out")},
-).fit(run_dir=folder / "run", quiet=True)
-print(len(list(Path(os.environ["XDG_CACHE_HOME"], "offload", "listings").glob("*/key.values"))))
-"""
-
-
-@pytest.mark.hosts
-@pytest.mark.slow
-def test_a_second_node_needs_no_file_of_the_index(data: Path) -> None:
-    """It is on the driver's host alone: each host has a home of its own."""
-    require_hosts()
-    specs = {name: HostSpec(core=(0, 1), shm_bytes=256 << 20) for name in ("gpu-1", "cpu-1")}
-    with Hosts(specs) as hosts:
-        hosts.start_ray(
-            head="gpu-1", num_cpus={"gpu-1": 2, "cpu-1": 2}, env={"PYTHONPATH": str(ROOT), **RAY_STARTS_NOTHING_AHEAD},
-            extra_args={"gpu-1": ["--resources", json.dumps({"gpu_slot": 1})]},
-        )  # fmt: skip
-        ran = hosts["gpu-1"].run(
-            [sys.executable, "-c", SCRIPT, str(data)],
-            env={"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": "/tmp/ray/cache"},
-            timeout=300,
-        )
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    assert ran.stdout.strip().splitlines()[-1] == "1"  # kept for later runs
-    found = json.loads((data / "out").read_text())
-    assert sorted(found["ids"]) == list(range(IMAGES))
-    assert 0 < found["there"] < IMAGES

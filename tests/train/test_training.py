@@ -114,7 +114,7 @@ def seen(folder: Path) -> dict[int, Counter[int]]:
     return epochs
 
 
-@pytest.mark.parametrize(("workers", "batch_size"), [(1, 16), pytest.param(2, 16, marks=pytest.mark.soak), (3, 40)])
+@pytest.mark.parametrize(("workers", "batch_size"), [pytest.param(2, 16, marks=pytest.mark.soak), (3, 40)])
 def test_every_sample_of_every_epoch_comes_exactly_once(tmp_path: Path, workers: int, batch_size: int) -> None:
     log = tmp_path / "log"
     log.mkdir()
@@ -165,7 +165,7 @@ def assert_weights(trained: dict[str, torch.Tensor], expected: torch.nn.Module) 
         pytest.param(2, None, marks=pytest.mark.soak),
         (3, None),
         pytest.param(1, (1, 8), marks=pytest.mark.soak),
-        (2, (1, 5)),
+        pytest.param(2, (1, 5), marks=pytest.mark.soak),
     ],
     ids=["1", "2 workers", "3 workers", "accumulating", "2 workers accumulating"],
 )
@@ -240,6 +240,7 @@ class Remote(Line):
         return super().__getitem__(i)
 
 
+@pytest.mark.soak
 def test_a_run_tells_how_much_of_preprocessing_is_waiting_for_files(tmp_path: Path) -> None:
     result = trainer(fit_linear, Remote(SAMPLES), epochs=1).fit(run_dir=tmp_path / "run", quiet=True)
     assert result.document["input"]["train"]["blocked"] > 0.5
@@ -287,7 +288,7 @@ def test_a_sample_that_never_comes_does_not_hold_up_the_commit_of_a_run_that_is_
     assert seen(log) == {0: Counter(range(SAMPLES))}
 
 
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("on_error", [pytest.param("raise", marks=pytest.mark.soak), "skip"])
 def test_a_sample_that_takes_longer_than_its_deadline(tmp_path: Path, on_error: Any) -> None:
     stuck = offload.from_torch(Stuck(33, tmp_path / "never"), on_error=on_error, sample_timeout_s=0.5)
     slow = trainer(fit_linear, stuck, epochs=1)
@@ -366,7 +367,7 @@ def test_with_one_worker_the_order_is_that_of_the_seed(tmp_path: Path) -> None:
         assert order == epoch_permutation(SAMPLES, seed=5, epoch=epoch).tolist()
 
 
-def test_validation_gives_each_worker_its_part_and_nothing_twice(tmp_path: Path) -> None:
+def test_validation_gives_each_worker_its_part_and_nothing_twice_and_steps_are_measured_apart(tmp_path: Path) -> None:
     def train(ctx: offload.Context) -> None:
         model = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1))
         model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
@@ -385,6 +386,11 @@ def test_validation_gives_each_worker_its_part_and_nothing_twice(tmp_path: Path)
         train, workers=2, datasets={"train": offload.from_torch(Line(SAMPLES)), "val": offload.from_torch(Line(17))}
     ).fit(run_dir=tmp_path / "run", quiet=True)
     assert result.metrics == {"count": 17, "total": sum(range(17))}
+    steps = result.document
+    parts = steps["data_wait_s"] + steps["peer_wait_s"] + steps["compute_s"] + steps["sync_s"]
+    assert steps["sync_s"] > 0
+    assert 0.75 * steps["step_time_s"] < parts <= 1.01 * steps["step_time_s"]
+    assert 0 <= steps["stall"] <= 1
 
 
 def test_a_class_is_set_up_once_per_actor(tmp_path: Path, jpeg_folder: Path) -> None:
@@ -415,7 +421,7 @@ def test_a_class_is_set_up_once_per_actor(tmp_path: Path, jpeg_folder: Path) -> 
     assert 1 <= len(list(built.iterdir())) <= 4
 
 
-@pytest.mark.parametrize("id_column", [None, "key"])
+@pytest.mark.parametrize("id_column", [pytest.param(None, marks=pytest.mark.soak), "key"])
 def test_a_ray_dataset_as_it_is(tmp_path: Path, id_column: str | None) -> None:
     import ray.data
 
@@ -470,7 +476,7 @@ def test_skipped_files_are_counted_and_listed(tmp_path: Path) -> None:
         assert all(any(str(p) in reason for reason in reasons) for p in broken)
 
 
-@pytest.mark.parametrize("local", [None, (1, 4)], ids=["whole", "accumulated"])
+@pytest.mark.parametrize("local", [pytest.param(None, marks=pytest.mark.soak), (1, 4)], ids=["whole", "accumulated"])
 def test_checkpoints_within_an_epoch_lie_between_global_batches_and_change_nothing(
     tmp_path: Path, local: tuple[int, int] | None
 ) -> None:
@@ -543,6 +549,7 @@ def test_a_checkpoint_of_another_model_is_refused_with_what_to_do(tmp_path: Path
     assert "start again with overwrite=True" in str(error.value)
 
 
+@pytest.mark.soak
 def test_a_worker_may_reserve_nothing(tmp_path: Path) -> None:
     """As the error for workers that leave preprocessing no core proposes."""
     scaling = ray.train.ScalingConfig(resources_per_worker={"CPU": 0})
@@ -631,15 +638,6 @@ def test_a_batch_may_be_changed_in_place_and_its_labels_kept(tmp_path: Path) -> 
     rows = [{"image": np.full((64, 128), i, np.uint8), "label": np.int64(i)} for i in range(SAMPLES)]
     result = trainer(train, offload.from_torch(rows)).fit(run_dir=tmp_path / "run", quiet=True)
     assert result.metrics["total"] == 2 * sum(range(SAMPLES))
-
-
-def test_steps_are_measured_apart(tmp_path: Path) -> None:
-    result = trainer(fit_linear, workers=2, epochs=2).fit(run_dir=tmp_path / "run", quiet=True)
-    d = result.document
-    parts = d["data_wait_s"] + d["peer_wait_s"] + d["compute_s"] + d["sync_s"]
-    assert d["sync_s"] > 0
-    assert 0.75 * d["step_time_s"] < parts <= 1.01 * d["step_time_s"]
-    assert 0 <= d["stall"] <= 1
 
 
 def test_a_run_whose_feed_dies_ends_with_an_error(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""`offload launch ray` on real clusters: several emulated hosts with Ray's dashboard and its token, and a user's machine beside
-them that is none of its nodes."""
+"""`offload launch ray` on a real cluster: an emulated host with Ray's dashboard and its token, and a user's machine beside it that is none
+of its nodes. Runs on several hosts: tests/train/driver/test_training_on_hosts.py."""
 
 from __future__ import annotations
 
@@ -122,14 +122,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("mine")
     (folder / "train_it.py").write_text(SCRIPT)
     (folder / "helper.py").write_text("NAME = 'a module beside the script'\n")
-    specs = {
-        "head": HostSpec(core=tuple(CORES), shm_bytes=256 << 20),
-        "node": HostSpec(core=tuple(CORES), shm_bytes=256 << 20),
-    }
-    with Hosts(specs) as hosts:
+    with Hosts({"head": HostSpec(core=tuple(CORES), shm_bytes=256 << 20)}) as hosts:
         hosts.start_ray(
             head="head",
-            num_cpus={"head": 2, "node": 2},
+            num_cpus={"head": 3},
             dashboard=True,
             # As on a host whose environment is activated. The job brings offload: it is not on these hosts' PYTHONPATH.
             env={

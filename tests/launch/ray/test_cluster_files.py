@@ -32,8 +32,9 @@ from offload.launch.ray.cluster_files.text import YamlFile
 from offload.model import Catalog
 from offload.model.planning.plans import Plan
 from offload.prices import built_in
-from tests.emulation import Hosts, HostSpec
-from tests.helpers import DATA, PROGRAMS, moto_server, plan_document, require_hosts
+from tests.emulation.hosts import Hosts
+from tests.emulation.netns import HostSpec
+from tests.helpers import DATA, PROGRAMS, moto_server, offload_here, plan_document, require_hosts
 from tests.model.test_profile import WHOLE
 
 CATALOG = built_in()
@@ -576,10 +577,7 @@ def test_hosts_that_are_none_or_not_as_many_are_refused(text: str, said: str) ->
 
 
 def offload_plan(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "offload", "plan", *arguments],
-        capture_output=True, text=True, timeout=300, check=False, cwd=cwd,
-    )  # fmt: skip
+    return offload_here("plan", *arguments, cwd=cwd)
 
 
 @pytest.fixture

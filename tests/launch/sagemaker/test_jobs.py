@@ -133,19 +133,13 @@ def launched(
         yield Launched(hosts=hosts, job=running, shared=shared, s3=s3)
 
 
+@pytest.mark.soak
 def test_a_host_that_never_starts_is_named_and_no_other_waits_longer(tmp_path: Path) -> None:
     with launched(tmp_path, {"gpu": ["algo-1"], "cpu": ["algo-2", "algo-3"]}, deadline_s=12) as run:
         run.job.start("algo-1", "algo-2")
         assert run.job.wait(300) == {"algo-1": 1, "algo-2": 1}
         assert "algo-3 did not come within 12 s" in str(run.job.failure("algo-1"))
         assert "algo-3 did not come within 12 s" in str(run.job.failure("algo-2"))
-
-
-def test_a_head_that_never_starts_is_named(tmp_path: Path) -> None:
-    with launched(tmp_path, {"gpu": ["algo-2"], "cpu": ["algo-1"]}, deadline_s=3) as run:
-        run.job.start("algo-1")
-        assert run.job.wait(300) == {"algo-1": 1}
-        assert re.search(r"the head at \S+:6378 could not be reached within 3 s", str(run.job.failure("algo-1")))
 
 
 @pytest.mark.soak
@@ -220,9 +214,8 @@ def unpacked(run: Launched, host: str) -> Path:
     return code
 
 
-@pytest.mark.parametrize(
-    ("version", "found"), [("2.59.0", "Ray 2.59.0"), pytest.param(None, "Ray none", marks=pytest.mark.soak)]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize(("version", "found"), [("2.59.0", "Ray 2.59.0"), (None, "Ray none")])
 def test_another_version_on_one_host_is_refused_with_both(tmp_path: Path, version: str | None, found: str) -> None:
     """An image that installed nothing, and has another Ray, or none."""
     with launched(tmp_path, {"gpu": ["algo-1"], "cpu": ["algo-2"]}) as run:
@@ -254,7 +247,8 @@ def test_what_fails_on_one_host_before_the_meeting_ends_all_at_once_with_its_rea
         assert found["algo-2"].startswith(reason.removeprefix("algo-2: "))
 
 
-@pytest.mark.parametrize("without", [pytest.param("algo-1", marks=pytest.mark.soak), "algo-2"])
+@pytest.mark.soak
+@pytest.mark.parametrize("without", ["algo-1", "algo-2"])
 def test_a_gpu_host_that_sees_none_ends_all_with_its_name(tmp_path: Path, without: str) -> None:
     """The head, or another."""
     with launched(tmp_path, {"gpu": ["algo-1", "algo-2"], "cpu": ["algo-3"]}, deadline_s=250) as run:

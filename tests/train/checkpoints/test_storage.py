@@ -34,7 +34,7 @@ from offload.train.checkpoints.storage import (
 )
 from offload.train.driver.run import _address_of
 from tests.emulation.numbers import Numbers
-from tests.helpers import ROOT, moto_server
+from tests.helpers import moto_server, without_ray
 
 DEADLINE_S = 240.0
 
@@ -168,7 +168,7 @@ def test_a_disk_that_fills_during_the_run_is_named_and_the_same_call_goes_on_lat
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="drops root's rights, which only root can")
 def test_a_folder_without_permission() -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+    with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         root.chmod(0o755)
         (root / "closed").mkdir(mode=0o755)
@@ -379,8 +379,7 @@ def test_a_run_whose_checkpoints_are_on_s3_resumes_from_them(tmp_path: Path, s3:
     """In a process of its own: Ray's workers take the credentials from the environment that the cluster was started in."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-    env |= {"RAY_TMPDIR": "/tmp", "PYTHONPATH": str(ROOT)}
+    env = without_ray()
     done = subprocess.run(
         [sys.executable, str(program), str(tmp_path / "run")],
         capture_output=True,

@@ -160,12 +160,14 @@ def test_a_worker_that_hangs_is_ended_and_training_goes_on(tmp_path: Path, sourc
     assert any(e["rank"] == 1 and "in train" in e["where"] for e in hung)
 
 
+@pytest.mark.soak
 def test_a_worker_that_dies_again_and_again_ends_the_run(tmp_path: Path) -> None:
     said = r"several times in a row: worker 0 on \S+ \(process \d+\) was ended by signal 9 \(SIGKILL\).*; its log is /.*\.err; "
     with pytest.raises(offload.RunError, match=said):
         run(tmp_path, workers=1, kill={str(step): 0 for step in range(2, 60)}, epochs=1, batch_size=8)
 
 
+@pytest.mark.soak
 def test_an_exception_of_the_users_function_is_not_tried_again(tmp_path: Path) -> None:
     with pytest.raises(offload.RunError, match="no such colour"):
         run(tmp_path, workers=2, raise_at=5)

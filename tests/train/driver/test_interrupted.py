@@ -25,6 +25,7 @@ from offload.train.driver.ray_train import TorchTrainer
 from offload.train.hub.names import runs
 from tests.conftest import LOGICAL_CPUS
 from tests.helpers import eventually
+from tests.loops import one_epoch
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 DEADLINE_S = 300.0
@@ -35,19 +36,10 @@ def press() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def train(ctx: offload.Context) -> None:
-    model = torch.nn.Linear(1, 1)
-    model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
-    for _ in ctx.epochs(1):
-        for batch in ctx.batches("train"):
-            ctx.backward(model(batch["x"]).mean())
-            ctx.step()
-
-
 def fit(folder: Path) -> dict[str, Any]:
     data = torch.utils.data.TensorDataset(torch.zeros(64, 1))
     source = offload.from_torch(data, columns=["x"])
-    trainer = offload.Trainer(train, datasets={"train": source}, batch_size=16, workers=1)
+    trainer = offload.Trainer(one_epoch, datasets={"train": source}, batch_size=16, workers=1)
     return trainer.fit(run_dir=folder, quiet=True).document
 
 

@@ -393,7 +393,9 @@ with connected("local"):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("token", ["the same", pytest.param("another", marks=wants_tokens)])
+@pytest.mark.parametrize(
+    "token", [pytest.param("the same", marks=pytest.mark.soak), pytest.param("another", marks=wants_tokens)]
+)
 def test_an_address_of_another_cluster_is_refused_in_a_connected_process(tmp_path: Path, token: str) -> None:
     """It would be ignored: the run would train on the wrong machines."""
     env = {**os.environ, "RAY_AUTH_TOKEN": "0" * 64} if token == "another" else None

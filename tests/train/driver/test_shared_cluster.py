@@ -22,6 +22,7 @@ from offload.train.cluster.node_requests import NodeRequests
 from offload.train.cluster.ray_nodes import free_resources
 from tests.conftest import LOGICAL_CPUS
 from tests.helpers import end_loaders, eventually
+from tests.loops import one_epoch
 
 SAMPLES, BATCH = 32, 8
 
@@ -40,19 +41,10 @@ class Other:
     def ready(self) -> None: ...
 
 
-def train(ctx: offload.Context) -> None:
-    model = torch.nn.Linear(1, 1)
-    model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
-    for _ in ctx.epochs(1):
-        for batch in ctx.batches("train"):
-            ctx.backward(model(batch["x"]).mean())
-            ctx.step()
-
-
 def fit(tmp_path: Path, **options: Any) -> dict[str, Any]:
     data = torch.utils.data.TensorDataset(torch.zeros(SAMPLES, 1))
     trainer = offload.Trainer(
-        train, datasets={"train": offload.from_torch(data, columns=["x"])}, batch_size=BATCH, workers=1, **options
+        one_epoch, datasets={"train": offload.from_torch(data, columns=["x"])}, batch_size=BATCH, workers=1, **options
     )
     return trainer.fit(run_dir=tmp_path / "run").document
 

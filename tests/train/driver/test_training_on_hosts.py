@@ -15,10 +15,11 @@ import psutil
 import pytest
 
 from offload.report.run_dir import read_lines
-from tests.emulation import Hosts, HostSpec
 from tests.emulation.history import each_pass, read_history
-from tests.emulation.netns import Host, HostProcess
-from tests.helpers import RAY_STARTS_NOTHING_AHEAD, ROOT, require_hosts
+from tests.emulation.hosts import Hosts
+from tests.emulation.netns import Host, HostProcess, HostSpec
+from tests.helpers import RAY_STARTS_NOTHING_AHEAD, ROOT, require_hosts, write_jpegs
+from tests.train.test_stored_index import IMAGES, write_tars
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow]
 
@@ -26,49 +27,74 @@ CORES = sorted(os.sched_getaffinity(0))
 
 SCRIPT = '''
 import json, os, socket, sys, time
-import numpy as np, ray, ray.train, torch
+from pathlib import Path
+import numpy as np, psutil, ray, ray.train, torch
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import offload
-from offload.train.cluster.connection import on_this_node
+from offload import preload
+from offload.pipeline.index import stored
+from offload.train.cluster.connection import import_ahead, on_this_node
+
+stored.IN_MEMORY = 10  # the index is on the driver's disk
+
+@ray.remote(num_cpus=0)
+def serves():
+    commands = (process.info["cmdline"] or () for process in psutil.process_iter(["cmdline"]))
+    return any(word.endswith("preload/server.py") for command in commands for word in command)
 
 class Somewhere:
     def host(self):
         return socket.gethostname()
 
-class Where(torch.utils.data.Dataset):
+class Means:
     """The worker's host waits until the other one has made a sample, or it might be done before that has started."""
     def __init__(self, marker):
         self.marker = marker
-    def __len__(self):
-        return 600
-    def __getitem__(self, i):
-        at_gpu = socket.gethostname() == "gpu-1"
-        if not at_gpu:
-            open(self.marker, "a").close()
-        while not os.path.exists(self.marker):
+    def __call__(self, batch):
+        away = socket.gethostname() == "cpu-1"
+        if away:
+            self.marker.touch()
+        while not self.marker.exists():
             time.sleep(0.05)
-        return {"host": np.int64(at_gpu)}
+        x = np.array([[image.mean()] for image in batch["image"]], np.float32)
+        return {"x": x, "away": np.full(len(x), away)}
 
 def train(ctx):
-    ctx.prepare(torch.nn.Linear(1, 1))
-    here = int(socket.gethostname() == "gpu-1")
-    counts = {True: 0, False: 0}
+    model = torch.nn.Linear(1, 1)
+    model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.001))
+    ids, away = [], 0
     for _ in ctx.epochs(1):
         for batch in ctx.batches("train"):
-            at_gpu = int(batch["host"].sum())
-            counts[True] += at_gpu
-            counts[False] += len(batch["host"]) - at_gpu
-            ctx.backward(torch.zeros((), requires_grad=True))
+            ids += batch["sample_id"].tolist()
+            away += int(batch["away"].sum())
+            ctx.backward(model(batch["x"]).mean())
             ctx.step()
-    ctx.report(at_gpu=ctx.sum(counts[True]), elsewhere=ctx.sum(counts[False]), workers_at_gpu=ctx.sum(here))
+    Path(ctx.config["out"]).write_text(json.dumps({"ids": ids, "away": away, "worker": socket.gethostname()}))
 
+folder = Path(sys.argv[1])
 ray.init(log_to_driver=False)
+home = ray.get_runtime_context().get_node_id()
+(away,) = [node["NodeID"] for node in ray.nodes() if node["NodeID"] != home]
+there = serves.options(scheduling_strategy=NodeAffinitySchedulingStrategy(away, soft=False))
+served = ray.get(there.remote())
+import_ahead([home, away], preload.runtime_env({}))
+deadline = time.monotonic() + 120
+while not ray.get(there.remote()):
+    assert time.monotonic() < deadline, "no server of imports"
+    time.sleep(0.1)
 actors = [on_this_node(ray.remote(Somewhere)).remote() for _ in range(4)]
 beside = sorted({ray.get(actor.host.remote()) for actor in actors})
-scaling = ray.train.ScalingConfig(resources_per_worker={"CPU": 1, "gpu_slot": 1})
-result = offload.Trainer(train, datasets={"train": Where(sys.argv[2])}, workers=1, batch_size=20, scaling_config=scaling).fit(
-    run_dir=sys.argv[1], quiet=True
-)
-print(json.dumps({"metrics": result.metrics, "cores": result.document["preprocessing_cores"], "beside": beside}))
+result = offload.Trainer(
+    train,
+    datasets={"train": offload.webdataset(folder / "tars", Means(folder / "marker"))},
+    workers=1,
+    batch_size=4,
+    scaling_config=ray.train.ScalingConfig(resources_per_worker={"CPU": 1, "gpu_slot": 1}),
+    train_loop_config={"out": str(folder / "out")},
+).fit(run_dir=folder / "run", quiet=True)
+listings = len(list(Path(os.environ["XDG_CACHE_HOME"], "offload", "listings").glob("*/key.values")))
+cores = result.document["preprocessing_cores"]
+print(json.dumps({"served": served, "beside": beside, "cores": cores, "listings": listings}))
 '''
 
 
@@ -77,9 +103,17 @@ def _hosts_can_be_emulated() -> None:
     require_hosts()
 
 
-def test_a_worker_that_takes_a_core_of_its_host_finds_it_free(tmp_path: Path) -> None:
-    """Preprocessing takes the cores that the workers leave, node by node: one too many on the worker's host, and the
-    worker would wait for its CPU without an end."""
+def test_a_worker_finds_its_core_free_and_preprocessing_is_on_both_hosts(tmp_path: Path) -> None:
+    """One run shows what several hosts differ in.
+
+    * Other nodes import while the hub starts. Otherwise training would begin without them.
+    * Preprocessing takes the cores that the workers leave, node by node. One too many on the worker's host, and the worker would
+      wait for its CPU without an end.
+    * The hub and its like live beside the driver, or each of their answers would cross the network.
+    * The index is on the driver's host alone, since each host has a home of its own. The other node needs no file of it.
+    """
+    write_jpegs(tmp_path / "images", IMAGES)
+    write_tars(tmp_path / "tars", tmp_path / "images")
     specs = {
         "gpu-1": HostSpec(core=tuple(CORES), shm_bytes=256 << 20),
         "cpu-1": HostSpec(core=tuple(CORES), shm_bytes=256 << 20),
@@ -92,51 +126,21 @@ def test_a_worker_that_takes_a_core_of_its_host_finds_it_free(tmp_path: Path) ->
             extra_args={"gpu-1": ['--resources={"gpu_slot": 1}']},
         )
         ran = hosts["gpu-1"].run(
-            [sys.executable, "-c", SCRIPT, str(tmp_path / "run"), str(tmp_path / "marker")],
-            env={"PYTHONPATH": str(ROOT)},
+            [sys.executable, "-c", SCRIPT, str(tmp_path)],
+            env={"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": "/tmp/ray/cache"},
             timeout=300,
         )
     assert ran.returncode == 0, ran.stderr[-3000:]
-    answer = json.loads(ran.stdout.strip().splitlines()[-1])
-    metrics = Counter(answer["metrics"])
-    assert answer["cores"] == 3
-    # The hub and its like need no CPU. They live beside the driver, or each of their answers would cross the network.
-    assert answer["beside"] == ["gpu-1"]
-    assert metrics["workers_at_gpu"] == 1
-    assert metrics["at_gpu"] + metrics["elsewhere"] == 600
-    assert metrics["elsewhere"] > 0
-
-
-AHEAD = """
-import time, psutil, ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from offload import preload
-from offload.train.cluster.connection import import_ahead
-
-@ray.remote(num_cpus=0)
-def serves():
-    return any(part.endswith("preload/server.py") for each in psutil.process_iter(["cmdline"]) for part in each.info["cmdline"] or ())
-
-ray.init(log_to_driver=False)
-home = ray.get_runtime_context().get_node_id()
-(away,) = [node["NodeID"] for node in ray.nodes() if node["NodeID"] != home]
-there = serves.options(scheduling_strategy=NodeAffinitySchedulingStrategy(away, soft=False))
-assert not ray.get(there.remote())
-import_ahead([home, away], preload.runtime_env({}))
-deadline = time.monotonic() + 120
-while not ray.get(there.remote()):
-    assert time.monotonic() < deadline, "no server of imports"
-    time.sleep(0.1)
-"""
-
-
-def test_other_nodes_import_while_the_hub_starts() -> None:
-    """Otherwise CPU nodes would import only once the hub has started their processes, and training would begin without them."""
-    with Hosts({"gpu-1": HostSpec(), "cpu-1": HostSpec()}) as hosts:
-        env = {"PYTHONPATH": str(ROOT), **RAY_STARTS_NOTHING_AHEAD}
-        hosts.start_ray(head="gpu-1", num_cpus={"gpu-1": 1, "cpu-1": 1}, env=env)
-        ran = hosts["gpu-1"].run([sys.executable, "-c", AHEAD], env={"PYTHONPATH": str(ROOT)}, timeout=300)
-    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert json.loads(ran.stdout.strip().splitlines()[-1]) == {
+        "served": False,
+        "beside": ["gpu-1"],
+        "cores": 3,
+        "listings": 1,  # kept for later runs
+    }
+    trained = json.loads((tmp_path / "out").read_text())
+    assert trained["worker"] == "gpu-1"
+    assert sorted(trained["ids"]) == list(range(IMAGES))
+    assert 0 < trained["away"] < IMAGES
 
 
 KILLED = """

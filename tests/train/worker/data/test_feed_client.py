@@ -55,7 +55,7 @@ print(json.dumps({"near_came_first": not arrived.is_set()}))
 
 
 @pytest.mark.hosts
-@pytest.mark.slow
+@pytest.mark.soak
 def test_blocks_of_this_node_do_not_wait_while_another_comes_over_a_slow_link() -> None:
     require_hosts()
     with Hosts({"gpu-1": HostSpec(), "cpu-1": HostSpec(mbit_per_s=4.0)}) as hosts:
