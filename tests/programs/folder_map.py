@@ -34,7 +34,7 @@ QUESTIONS = {
         "pipeline/feed/passes.py": "who gets which block, and which are made again",
         "pipeline/order/allot.py": "one rank for each row",
         "pipeline/order/ranges.py": "positions that were trained",
-        "train/worker/saving/state.py": "what a worker commits and restores",
+        "train/worker/saving/training_state.py": "what a worker commits and restores",
         "train/checkpoints/format.py": "what a checkpoint says of them",
         "loader/state/progress.py": "the same for a DataLoader",
     },
