@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = """# Map of the package
 
-Which file to open for which question, and below it every module in a line, from its docstring. The rooms come in the order in which a sample
+Which file to open for which question. Below that, every module in a line, from its docstring, room by room in the order in which a sample
 meets them. `make map` writes this page; a test holds that it is current.
 
 ## Which file for which question
