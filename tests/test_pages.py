@@ -104,7 +104,7 @@ def test_every_sentence_of_apply_is_explained() -> None:
         MEASURED,
         *(dataclasses.replace(MEASURED, **change) for change in ({"distances": None}, {"distances": []})),
     ]
-    outcomes += [dataclasses.replace(MEASURED, over=0.9, unlike=MEASURED.taken)]
+    outcomes += [dataclasses.replace(MEASURED, over=0.9, unlike=MEASURED.chosen)]
     said = {sentence for outcome in outcomes for sentence in replacement.sentences(FOUND, outcome)}
     quoted = quotes(sentences)
     of_apply = [quote for quote in quoted if any(shows(quote, text) for text in said)]

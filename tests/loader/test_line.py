@@ -65,7 +65,7 @@ class MapLineMachine(RuleBasedStateMachine):
         assert all(size >= 0 for size in self.line.held_bytes.values())
         under_way = {each.number for task in self.tasks for each in task}
         for number in range(self.start, self.ordered):
-            known = number in under_way or number in self.line._wanted or number in self.line._ready
+            known = number in under_way or number in self.line._wanted or number in self.line._finished
             assert known, f"batch {number} is neither wanted, under way nor made"
 
     def teardown(self) -> None:
