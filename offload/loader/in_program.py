@@ -58,7 +58,7 @@ class InProgram:
         self._finish, self._progress, self._clock = finish, progress, clock
         self._skip = progress.batches
         self._newest = [0]  # the number of the newest batch's samples
-        self._made = 0
+        self._read_count = 0
         self._sample_bytes = 0.0
         self._meter = Meter(lambda: {"": 1})
         with self._drawing():
@@ -131,8 +131,8 @@ class InProgram:
             return batch
         cpu_s, wall_s = time.process_time() - cpu, time.perf_counter() - wall
         # Sizes hardly change, and a batch may hold many small things: measure the first, second, fourth, … batch.
-        self._made += 1
-        if not self._made & (self._made - 1):
+        self._read_count += 1
+        if not self._read_count & (self._read_count - 1):
             self._sample_bytes = bytes_of(batch) / max(self._newest[0], 1)
         size_bytes = round(self._sample_bytes * self._newest[0])
         cost = Cost(rows=self._newest[0], size_bytes=size_bytes, cpu_s=cpu_s, wall_s=wall_s)

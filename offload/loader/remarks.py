@@ -9,12 +9,12 @@ class Remarks:
     """The remarks of a loader. It makes each kind of them once."""
 
     def __init__(self) -> None:
-        self._made: set[str] = set()
+        self._said: set[str] = set()
 
     def once(self, kind: str, text: str) -> None:
         """Make a remark, unless it has made one of this kind."""
-        if kind not in self._made:
-            self._made.add(kind)
+        if kind not in self._said:
+            self._said.add(kind)
             say(text)
 
 
