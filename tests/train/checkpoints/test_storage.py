@@ -34,7 +34,7 @@ from offload.train.checkpoints.storage import (
 )
 from offload.train.driver.run import _address_of
 from tests.emulation.numbers import Numbers
-from tests.helpers import moto_server, without_ray
+from tests.helpers import ROOT, moto_server, without_ray
 
 DEADLINE_S = 240.0
 
@@ -379,7 +379,7 @@ def test_a_run_whose_checkpoints_are_on_s3_resumes_from_them(tmp_path: Path, s3:
     """In a process of its own: Ray's workers take the credentials from the environment that the cluster was started in."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    env = without_ray()
+    env = without_ray() | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, str(program), str(tmp_path / "run")],
         capture_output=True,
