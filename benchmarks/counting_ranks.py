@@ -18,7 +18,7 @@ from offload.pipeline.feed.passes import PassKey, PassRequest
 from offload.train.hub.client import HubClient
 from offload.train.messages import GroupStatus, Push
 from offload.train.worker.data.feed_client import HubFeed
-from offload.train.worker.data.fetching import Fetcher
+from offload.train.worker.data.slice_fetcher import Fetcher
 
 RANKS_PER_NODE = 8
 PUSH_S = 2.0  # by the cluster's clock

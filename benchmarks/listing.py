@@ -25,12 +25,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this 
 
 from benchmarks import side_by_side
 from benchmarks.slow_s3 import slow_s3
-from offload.pipeline.sources import files
+from offload.pipeline.sources import storage_paths
 from offload.pipeline.sources import tar_index as listing
 from offload.pipeline.sources.webdataset import list_webdataset
 
 ONE, SEVERAL, INDEX, AGAIN = "one header at a time", "several at once", "index files", "second start"
-DEFAULTS = (files.REMOTE_THREADS, listing.REQUEST_BYTES)
+DEFAULTS = (storage_paths.REMOTE_THREADS, listing.REQUEST_BYTES)
 
 
 @click.command()
@@ -103,7 +103,7 @@ def _seconds(
 ) -> float:
     if cold:
         shutil.rmtree(folder / "cache", ignore_errors=True)
-    files.REMOTE_THREADS, listing.REQUEST_BYTES = threads, request_bytes
+    storage_paths.REMOTE_THREADS, listing.REQUEST_BYTES = threads, request_bytes
     began = time.perf_counter()
     list_webdataset(path)
     return time.perf_counter() - began

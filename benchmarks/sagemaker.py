@@ -37,7 +37,7 @@ sys.path.sort(key=lambda path: path == str(Path(__file__).resolve().parent))  # 
 from benchmarks.rows.protocol import STEADY_FROM, STEADY_TO
 from benchmarks.side_by_side import cores, machine, versions
 from offload.errors import ConfigError, OffloadError
-from offload.launch.sagemaker.container.progress import over_all, read_progress
+from offload.launch.sagemaker.container.progress_lines import over_all, read_progress
 from offload.launch.sagemaker.groups import groups_of
 from offload.launch.sagemaker.job_template import JobTemplate, job_name
 from offload.launch.sagemaker.launcher import SageMakerLauncher, prepare

@@ -23,7 +23,7 @@ from offload.pipeline.feed.feed import Feed
 from offload.pipeline.feed.passes import PassKey, PassRequest, Reach, Slice
 from offload.pipeline.pool.pool import IN_FLIGHT
 from offload.pipeline.pool.task import Assignment, Block, Cost, TaskSource
-from offload.train.worker.data.fetching import PREFETCH_BLOCKS, allowed
+from offload.train.worker.data.slice_fetcher import PREFETCH_BLOCKS, allowed
 
 HUGE = 1e15  # bytes per second of memory
 

@@ -18,8 +18,8 @@ from offload.errors import OffloadError
 from offload.launch.arguments import check_script
 from offload.launch.launcher import launch
 from offload.launch.ray.bundle import pack
-from offload.launch.ray.client import JobApi
 from offload.launch.ray.job import RayJob, run_name
+from offload.launch.ray.job_api import JobApi
 from offload.launch.ray.launcher import RayLauncher, RaySubmission
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from offload.process.state import restored
+from offload.process.program_state import restored
 
 if TYPE_CHECKING:
     from offload import collate, notebook, transforms

@@ -23,7 +23,7 @@ from benchmarks.gpu.child import answer_of
 from benchmarks.gpu.place import Place
 from benchmarks.gpu.supervise import Check, Outcome
 from benchmarks.gpu.wheels import install
-from offload.cli.checks import TorchFacts
+from offload.cli.doctor_checks import TorchFacts
 from tests.helpers import ROOT, eventually
 
 DEADLINE_S = 300.0

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from offload.process.state import restored
+from offload.process.program_state import restored
 from tests.helpers import ROOT
 
 

@@ -1,7 +1,7 @@
 """``offload doctor``, which checks this machine for the needs of a run, and gives a remedy for each problem.
 
 Actions that may hang or crash (importing torch, calling a cluster) happen in a child process with a deadline; the checks themselves
-are in ``offload.cli.checks``. Where it stops: it changes nothing on the machine and measures nothing; ``offload probe`` measures.
+are in ``offload.cli.doctor_checks``. Where it stops: it changes nothing on the machine and measures nothing; ``offload probe`` measures.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import click
 
-from offload.cli.checks import (
+from offload.cli.doctor_checks import (
     Check,
     TorchFacts,
     check_auth,

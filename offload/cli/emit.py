@@ -64,7 +64,7 @@ class Emission:
 
     def of(self, plan: Plan, catalog: Catalog, source: str) -> str:
         """The file for a plan, called ``source`` in messages. Raises ConfigError if this kind of cluster does not support the plan."""
-        from offload.launch.ray.cluster_files import aws, hosts, kuberay
+        from offload.launch.ray.cluster_files import aws, kuberay, own_hosts
         from offload.launch.ray.cluster_files.planned import planned
         from offload.launch.ray.cluster_files.software import installed
 
@@ -77,7 +77,7 @@ class Emission:
             case "kuberay":
                 file = kuberay.cluster_file(nodes, software, cluster=self.cluster, image=self.image, job=self.job)
             case _:
-                file = hosts.cluster_file(nodes, software, cluster=self.cluster, hosts=self.hosts)
+                file = own_hosts.cluster_file(nodes, software, cluster=self.cluster, hosts=self.hosts)
         return file.text()
 
 
@@ -126,6 +126,6 @@ def emission(
 
 
 def _hosts(path: Path) -> tuple[str, ...]:
-    from offload.launch.ray.cluster_files.hosts import parse_hosts
+    from offload.launch.ray.cluster_files.own_hosts import parse_hosts
 
     return parse_hosts(read_text(path, "the hosts file"), str(path))

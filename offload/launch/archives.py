@@ -1,6 +1,6 @@
 """Reproducible archives, in which the same files give the same bytes.
 
-Where it stops: :mod:`offload.launch.files` chooses the files to upload.
+Where it stops: :mod:`offload.launch.uploaded_files` chooses the files to upload.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from offload.launch.files import bytes_of
+from offload.launch.uploaded_files import bytes_of
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the first date that zip knows
 _NEXT_DAY_S = 315_619_200  # since 1970: in no time zone before that date

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from offload.errors import ConfigError
-from offload.launch.files import FOLDERS_LEFT_OUT, bytes_of, uploaded
+from offload.launch.uploaded_files import FOLDERS_LEFT_OUT, bytes_of, uploaded
 
 IN_IMAGE = ("torch", "torchvision")
 """Packages that are never installed over an image's own, which fit its CUDA."""

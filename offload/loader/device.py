@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from offload.pipeline.blocks.placement import DevicePlacement
+from offload.pipeline.blocks.device_placement import DevicePlacement
 
 
 class Finish:

@@ -18,7 +18,7 @@ import torch.utils.data
 
 from offload.loader.device import Finish
 from offload.loader.state.draws import SecondGenerators, global_state
-from offload.loader.state.progress import EpochProgress, too_few
+from offload.loader.state.epoch_progress import EpochProgress, too_few
 from offload.loader.stats import MadeRates, WaitClock
 from offload.pipeline.blocks.tensors import bytes_of
 from offload.pipeline.feed.meter import Meter

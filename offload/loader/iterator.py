@@ -23,12 +23,12 @@ import ray
 from torch._utils import ExceptionWrapper
 
 from offload.errors import ConfigError, OffloadError, RunError
+from offload.loader.batch_recipe import BatchOrder, FinishedBatches
 from offload.loader.device import Finish
-from offload.loader.job.feed import NextBatches
+from offload.loader.job.loader_feed import NextBatches
 from offload.loader.job.session import FeedSession
-from offload.loader.recipe import BatchOrder, FinishedBatches
 from offload.loader.remarks import Remarks, say
-from offload.loader.state.progress import EpochProgress, too_few
+from offload.loader.state.epoch_progress import EpochProgress, too_few
 from offload.loader.stats import MadeRates, WaitClock
 from offload.pipeline.blocks.fetching import BlockLostError, BlocksAhead
 from offload.pipeline.blocks.packing import unpack

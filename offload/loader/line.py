@@ -11,7 +11,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from offload.loader.recipe import BatchOrder
+from offload.loader.batch_recipe import BatchOrder
 
 
 class BatchPlace(NamedTuple):

@@ -13,18 +13,18 @@ from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe
 
 from offload.errors import ConfigError
 from offload.loader import probing
-from offload.loader.arguments import arguments_of, check_same, samplers_of
+from offload.loader.batch_recipe import BatchOrder, IterableRecipe, MapRecipe
 from offload.loader.device import Finish
+from offload.loader.epoch_arguments import arguments_of, check_same, samplers_of
 from offload.loader.in_program import InProgram, seeded
 from offload.loader.iterator import Iteration, IterationPlan
 from offload.loader.job import session as sessions
 from offload.loader.job.node_choice import PLACEMENTS
 from offload.loader.job.ranks import Ranks
 from offload.loader.orders import orders_of
-from offload.loader.recipe import BatchOrder, IterableRecipe, MapRecipe
 from offload.loader.remarks import Remarks
 from offload.loader.state.draws import SecondGenerators, generators_of, restore, restore_own, state_of, written
-from offload.loader.state.progress import EpochProgress
+from offload.loader.state.epoch_progress import EpochProgress
 from offload.loader.state.trail import Trail
 from offload.loader.stats import LoaderStats, WaitClock
 from offload.model.checks import check_callable, check_choice, check_count, check_text

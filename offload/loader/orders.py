@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from offload.loader.recipe import BatchOrder
-from offload.loader.state.progress import too_few
+from offload.loader.batch_recipe import BatchOrder
+from offload.loader.state.epoch_progress import too_few
 
 
 def orders_of(

@@ -17,7 +17,7 @@ from offload.model.checks import check_count, check_number, shown
 from offload.model.goodput import OVERLAP
 from offload.model.input_rate import REMOTE_CORE_SECONDS_PER_BYTE, InputRate
 from offload.model.noise import GradientNoise
-from offload.model.ranges import DAY_TO_DAY, Uncertainty
+from offload.model.step_ranges import DAY_TO_DAY, Uncertainty
 from offload.model.step_time import PARAMETERS, StepTime
 from offload.model.synchronisation import INTER_OVER_INTRA, Synchronisation
 

@@ -28,12 +28,12 @@ from offload.report.terminal.live_line import LiveLine, stderr_console
 from offload.train.checkpoints.storage import Storage
 from offload.train.cluster.connection import Cluster, check_address, connected
 from offload.train.driver.event_log import EventLog
-from offload.train.driver.failures import describe_failure
+from offload.train.driver.failure_texts import describe_failure
 from offload.train.driver.run import Run
 from offload.train.driver.trainer import Trainer
 from offload.train.hub.client import HubClient
 from offload.train.messages import TRAIN
-from offload.train.worker.data.fetching import PREFETCH_BLOCKS
+from offload.train.worker.data.slice_fetcher import PREFETCH_BLOCKS
 
 
 def bar(quiet: bool) -> Progress:

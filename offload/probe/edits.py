@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from offload.measure.equivalents import DropIn
-from offload.probe.names import STAR, bindings, dotted, nodes_in_scopes, resolve
+from offload.probe.bound_names import STAR, bindings, dotted, nodes_in_scopes, resolve
 
 PACKAGE = "offload"
 ALIAS = "offload_transforms"  # where a script calls something else `offload`

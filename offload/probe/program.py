@@ -24,7 +24,7 @@ from offload.measure.sizes import MeasuredStep
 from offload.probe.driver import bar
 from offload.probe.work import LoaderWork, SampleWork
 from offload.process.interrupts import handled
-from offload.train.worker.data.fetching import PREFETCH_BLOCKS
+from offload.train.worker.data.slice_fetcher import PREFETCH_BLOCKS
 
 
 def probe_program(

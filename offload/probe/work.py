@@ -11,8 +11,8 @@ import pyarrow as pa
 from torch._utils import ExceptionWrapper
 from torch.utils.data import IterableDataset
 
+from offload.loader.batch_recipe import BatchOrder, MapRecipe
 from offload.loader.probing import LoaderSource
-from offload.loader.recipe import BatchOrder, MapRecipe
 from offload.pipeline.blocks import wire
 from offload.pipeline.blocks.packing import unpack
 from offload.pipeline.blocks.wire import HIDDEN, POSITION, SAMPLE_ID

@@ -21,8 +21,8 @@ from offload.pipeline.blocks.receiver import DirectBlocks
 from offload.pipeline.feed.passes import PassKey, Reach, Slice
 from offload.pipeline.pool.packed_recipe import PackedRecipe
 from offload.pipeline.program.pickling import Carried
-from offload.probe.context import ProbeContext
 from offload.probe.kept import Kept, row_bytes
+from offload.probe.probe_context import ProbeContext
 from offload.probe.processes import CpuSeconds, cpu_seconds
 from offload.probe.stages import LEAST_RAW_BYTES, exact_over_auto, measure_stages
 from offload.report.events import NodeNames, RunEvent

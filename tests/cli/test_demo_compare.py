@@ -13,7 +13,7 @@ from PIL import Image
 
 from offload.cli.demo import comparison
 from offload.cli.demo.comparison import SECONDS, Side, compare, host_cores, side_by_side, words, write
-from offload.cli.demo.loop import measured
+from offload.cli.demo.side import measured
 from offload.cli.main import main
 from offload.errors import RunError
 from tests.report.runs import plain

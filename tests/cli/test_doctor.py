@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from offload import machine
-from offload.cli import checks, doctor
-from offload.cli.checks import GIB, Check, TorchFacts
+from offload.cli import doctor, doctor_checks
+from offload.cli.doctor_checks import GIB, Check, TorchFacts
 from offload.cli.main import main
 from offload.versions import TESTED_RAY, ray_version_warning
 
@@ -25,7 +25,7 @@ GOOD_TORCH = TorchFacts(torch="2.15.0", torchvision="0.29.2", cuda="13.2")
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the import of torch in a child process, and without what this machine's environment says."""
     monkeypatch.setattr(doctor, "torch_facts", lambda: GOOD_TORCH)
-    monkeypatch.setattr(doctor, "regions", lambda: checks.check_regions(None))
+    monkeypatch.setattr(doctor, "regions", lambda: doctor_checks.check_regions(None))
     for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
 
@@ -118,7 +118,7 @@ def test_table_shows_remedies_below(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("version", ["2.60.0", "2.60.7", "2.60.0rc1"])
 def test_tested_ray_has_no_warning(version: str) -> None:
     assert ray_version_warning(version) is None
-    assert checks.check_ray(version).status == "ok"
+    assert doctor_checks.check_ray(version).status == "ok"
 
 
 @pytest.mark.parametrize("version", ["2.59.9", "2.61.0", "2.6.0", "3.0.0.dev0", "nonsense"])
@@ -128,26 +128,26 @@ def test_other_ray_warns_with_the_range(version: str) -> None:
     assert version in warning
     assert f">={TESTED_RAY[0]},<{TESTED_RAY[1]}" in warning
     assert "\n" not in warning
-    assert checks.check_ray(version).status == "warn"
+    assert doctor_checks.check_ray(version).status == "warn"
 
 
 def test_missing_ray_fails() -> None:
-    assert checks.check_ray(None).status == "fail"
+    assert doctor_checks.check_ray(None).status == "fail"
 
 
 @pytest.mark.parametrize(
     ("version", "status"), [((3, 10, 9), "fail"), ((3, 11, 0), "ok"), ((3, 13, 4), "ok"), ((3, 14, 0), "fail")]
 )
 def test_python_range(version: tuple[int, int, int], status: str) -> None:
-    assert checks.check_python(version).status == status
+    assert doctor_checks.check_python(version).status == status
 
 
 # --- authentication ---------------------------------------------------------------------------------------------------
 
 
 def test_auth_unset_is_fine_for_a_local_ray_and_a_warning_for_a_cluster(tmp_path: Path) -> None:
-    assert checks.check_auth({}, tmp_path, None).status == "ok"
-    check = checks.check_auth({}, tmp_path, "head:6379")
+    assert doctor_checks.check_auth({}, tmp_path, None).status == "ok"
+    check = doctor_checks.check_auth({}, tmp_path, "head:6379")
     assert check.status == "warn"
     assert "RAY_AUTH_MODE" in check.remedy
 
@@ -156,10 +156,10 @@ def test_auth_names_where_the_token_is_but_not_the_token(tmp_path: Path) -> None
     file = tmp_path / ".ray" / "auth_token"
     file.parent.mkdir()
     file.write_text("abc123")
-    check = checks.check_auth({}, tmp_path, "head:6379")
+    check = doctor_checks.check_auth({}, tmp_path, "head:6379")
     assert check.status == "warn"
     assert str(file) in check.found
-    check = checks.check_auth({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "abc123"}, tmp_path, "head:6379")
+    check = doctor_checks.check_auth({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "abc123"}, tmp_path, "head:6379")
     assert check.status == "ok"
     assert "abc123" not in str(check)
 
@@ -174,7 +174,7 @@ def test_auth_names_where_the_token_is_but_not_the_token(tmp_path: Path) -> None
     ],
 )
 def test_auth_explicit(env: dict[str, str], status: str, tmp_path: Path) -> None:
-    check = checks.check_auth(env, tmp_path, "head:6379")
+    check = doctor_checks.check_auth(env, tmp_path, "head:6379")
     assert check.status == status
     assert bool(check.remedy) is (status != "ok")
 
@@ -184,7 +184,7 @@ def test_auth_explicit(env: dict[str, str], status: str, tmp_path: Path) -> None
 
 def test_broken_pair_names_versions_and_remedy() -> None:
     facts = TorchFacts(torch="2.15.0+cpu", torchvision="0.29.2", ops_error="RuntimeError: nms does not exist")
-    check = checks.check_torch(facts)
+    check = doctor_checks.check_torch(facts)
     assert check.status == "fail"
     assert "2.15.0+cpu" in check.found
     assert "0.29.2" in check.found
@@ -203,7 +203,7 @@ def test_broken_pair_names_versions_and_remedy() -> None:
     ],
 )
 def test_gpus(facts: TorchFacts, device_present: bool, status: str, word: str) -> None:
-    check = checks.check_gpus(facts, device_present)
+    check = doctor_checks.check_gpus(facts, device_present)
     assert check.status == status
     assert word in check.found
 
@@ -218,7 +218,7 @@ def test_child_that_hangs_dies_or_prints_nonsense_is_a_sentence() -> None:
 
 @pytest.mark.slow
 def test_this_environment_has_a_pair_that_fits() -> None:
-    check = checks.check_torch(doctor.torch_facts())
+    check = doctor_checks.check_torch(doctor.torch_facts())
     assert check.status == "ok", check
 
 
@@ -226,19 +226,19 @@ def test_this_environment_has_a_pair_that_fits() -> None:
 
 
 def test_small_shm_warns_with_all_three_remedies() -> None:
-    check = checks.check_shm(64 * 2**20, 32 * GIB)
+    check = doctor_checks.check_shm(64 * 2**20, 32 * GIB)
     assert check.status == "warn"
     assert "0.1 GiB free; Ray wants 9.6 GiB" in check.found
     for word in ("--shm-size", "remount", "--object-store-memory"):
         assert word in check.remedy
-    assert checks.check_shm(10 * GIB, 32 * GIB).status == "ok"
-    assert checks.check_shm(None, 32 * GIB).status == "warn"
-    assert checks.check_shm(190 * GIB, 2000 * GIB).status == "ok"  # Ray's own cap
+    assert doctor_checks.check_shm(10 * GIB, 32 * GIB).status == "ok"
+    assert doctor_checks.check_shm(None, 32 * GIB).status == "warn"
+    assert doctor_checks.check_shm(190 * GIB, 2000 * GIB).status == "ok"  # Ray's own cap
 
 
 def test_memory() -> None:
-    assert checks.check_memory(16 * GIB, 2 * GIB).status == "warn"
-    assert checks.check_memory(16 * GIB, 12 * GIB).status == "ok"
+    assert doctor_checks.check_memory(16 * GIB, 2 * GIB).status == "warn"
+    assert doctor_checks.check_memory(16 * GIB, 12 * GIB).status == "ok"
 
 
 @pytest.mark.parametrize(
@@ -246,11 +246,11 @@ def test_memory() -> None:
     [(8, None, "ok"), (1, None, "warn"), (8, 1.5, "warn"), (8, 4.0, "warn"), (4, 8.0, "ok")],
 )
 def test_cores(affinity: int, quota: float | None, status: str) -> None:
-    assert checks.check_cores(affinity, quota, 8).status == status
+    assert doctor_checks.check_cores(affinity, quota, 8).status == status
 
 
 def test_quota_remedy_names_the_number_for_ray() -> None:
-    assert "--num-cpus 4" in checks.check_cores(8, 4.0, 8).remedy
+    assert "--num-cpus 4" in doctor_checks.check_cores(8, 4.0, 8).remedy
 
 
 def test_cgroup_files(tmp_path: Path) -> None:
@@ -277,19 +277,19 @@ def test_cgroup_files(tmp_path: Path) -> None:
 
 def test_addresses(tmp_path: Path) -> None:
     env = {"RAY_ADDRESS": "head:6379"}
-    assert checks.resolve_address(None, {}, tmp_path) is None
-    assert checks.resolve_address("local", env, tmp_path) is None
-    assert checks.resolve_address(None, env, tmp_path) == "head:6379"
-    assert checks.resolve_address("auto", env, tmp_path) == "head:6379"
-    assert checks.resolve_address("other:1", env, tmp_path) == "other:1"
-    assert checks.resolve_address("auto", {}, tmp_path) == "auto"
+    assert doctor_checks.resolve_address(None, {}, tmp_path) is None
+    assert doctor_checks.resolve_address("local", env, tmp_path) is None
+    assert doctor_checks.resolve_address(None, env, tmp_path) == "head:6379"
+    assert doctor_checks.resolve_address("auto", env, tmp_path) == "head:6379"
+    assert doctor_checks.resolve_address("other:1", env, tmp_path) == "other:1"
+    assert doctor_checks.resolve_address("auto", {}, tmp_path) == "auto"
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").write_text("10.0.0.1:6379")
-    assert checks.resolve_address("auto", {}, tmp_path) == "10.0.0.1:6379"
+    assert doctor_checks.resolve_address("auto", {}, tmp_path) == "10.0.0.1:6379"
 
 
 def check_cluster(address: str | None, *, refused: str | None = None, answer: dict[str, Any] | str = "") -> Check:
-    return checks.check_cluster(address, connect=lambda host, port: refused, call=lambda address: answer)
+    return doctor_checks.check_cluster(address, connect=lambda host, port: refused, call=lambda address: answer)
 
 
 def test_reachable_cluster() -> None:
@@ -328,15 +328,15 @@ def test_connect_says_why(closed_port: int) -> None:
 
 
 def test_packages() -> None:
-    assert {check.status for check in checks.check_packages(lambda name: None)} == {"warn"}
-    assert {check.status for check in checks.check_packages(lambda name: "2.257.7")} == {"ok"}
-    by_package = {check.name: check for check in checks.check_packages(lambda name: "3.27.0")}
+    assert {check.status for check in doctor_checks.check_packages(lambda name: None)} == {"warn"}
+    assert {check.status for check in doctor_checks.check_packages(lambda name: "2.257.7")} == {"ok"}
+    by_package = {check.name: check for check in doctor_checks.check_packages(lambda name: "3.27.0")}
     assert by_package["sagemaker"].status == "warn"
     assert "submits with boto3" in by_package["sagemaker"].found
-    with_boto3 = {check.name: check for check in checks.check_packages({"boto3": "1.40.0"}.get)}
+    with_boto3 = {check.name: check for check in doctor_checks.check_packages({"boto3": "1.40.0"}.get)}
     assert with_boto3["boto3"].status == "ok"
     assert "not available" not in with_boto3["sagemaker"].found  # boto3 alone submits
-    without = {check.name: check for check in checks.check_packages({"sagemaker": "2.257.7"}.get)}
+    without = {check.name: check for check in doctor_checks.check_packages({"sagemaker": "2.257.7"}.get)}
     assert "offload launch sagemaker is not available" in without["boto3"].found
 
 
@@ -344,13 +344,13 @@ def test_the_decoder_of_regions_is_named_or_how_to_get_one() -> None:
     from offload.pipeline.images import turbojpeg
 
     found = turbojpeg.library()
-    assert doctor.regions() == checks.check_regions(None if found is None else found.path)
-    without = checks.check_regions(None)
+    assert doctor.regions() == doctor_checks.check_regions(None if found is None else found.path)
+    without = doctor_checks.check_regions(None)
     assert (without.status, without.remedy) == ("warn", "pip install 'offload[regions]', on every node")
 
 
 def test_running_python_is_supported() -> None:
-    assert checks.check_python(sys.version_info[:3]).status == "ok"
+    assert doctor_checks.check_python(sys.version_info[:3]).status == "ok"
 
 
 def test_the_memory_of_a_process_leaves_out_files_and_what_others_share(tmp_path: Path) -> None:

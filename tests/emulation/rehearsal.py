@@ -31,10 +31,10 @@ from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.sources.from_torch import list_torch_dataset
 from offload.train.config import Adaptation, BatchSize, Checkpoints
 from offload.train.driver.conductor import Conductor
-from offload.train.driver.fleet.machine import step
 from offload.train.driver.fleet.messages import ClusterSeen, Learned, ResizeDecided, SplitDecided, StopAsked
 from offload.train.driver.fleet.room import Terms
 from offload.train.driver.fleet.state import Fleet, Starting
+from offload.train.driver.fleet.state_machine import step
 from offload.train.messages import TRAIN
 from offload.train.worker.assembly import training_loop
 from offload.train.worker.context import Context

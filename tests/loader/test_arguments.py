@@ -23,7 +23,7 @@ import offload
 from offload.errors import ConfigError
 from offload.loader import loader as loader_module
 from offload.loader.job import session as sessions
-from offload.loader.state.progress import too_few
+from offload.loader.state.epoch_progress import too_few
 from offload.pipeline.work.worker_role import in_role
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.loader.job.feed import _MapStream
-from offload.loader.recipe import BatchOrder
+from offload.loader.batch_recipe import BatchOrder
+from offload.loader.job.loader_feed import _MapStream
 from offload.pipeline.feed.sizing import BATCH_TASK_S, FIRST_BATCH_TASK_S, LEAST_BATCH_TASK_S, MOST_BATCHES
 from offload.pipeline.program.printed import Outlet
 

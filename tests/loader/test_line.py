@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from offload.loader.batch_recipe import BatchOrder
 from offload.loader.line import BatchPlace, IterableLine, MapLine
-from offload.loader.recipe import BatchOrder
 
 NODES = ("a", "b")
 

@@ -12,8 +12,8 @@ import torch.utils.data as torch_data
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from offload.loader.batch_recipe import IterableRecipe
 from offload.loader.job.readers import KEPT_S, STUCK_S, IterableReader, ReadingProcess, Resting
-from offload.loader.recipe import IterableRecipe
 from offload.pipeline.blocks.packing import unpack
 
 OWNERS = ("train", "test")

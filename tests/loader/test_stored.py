@@ -12,7 +12,7 @@ import torch.utils.data as torch_data
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.loader.stored import StoredWatch
+from offload.loader.attribute_watch import StoredWatch
 
 
 class Images(torch_data.Dataset[Any]):

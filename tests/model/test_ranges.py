@@ -10,7 +10,7 @@ import pytest
 
 from offload.errors import ConfigError
 from offload.model import Catalog, InputRate, NodeType, Plan, Profile, StepTime, plan
-from offload.model.ranges import Uncertainty
+from offload.model.step_ranges import Uncertainty
 from offload.model.step_time import slowest
 from offload.model.synchronisation import Synchronisation
 from offload.prices import built_in

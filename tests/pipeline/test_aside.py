@@ -20,7 +20,7 @@ import offload
 from offload.errors import ConfigError
 from offload.pipeline import aside
 from offload.pipeline.aside import DeadlineError, call_aside, each_aside, each_in_order
-from offload.pipeline.sources.files import list_files
+from offload.pipeline.sources.storage_paths import list_files
 from offload.report.terminal import live_line
 from offload.train.checkpoints import storage
 from offload.train.driver import trainer

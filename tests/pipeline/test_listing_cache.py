@@ -12,17 +12,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offload.pipeline.index import listing_cache, stored
-from offload.pipeline.sources import files, image_folder
-from offload.pipeline.sources.files import list_files
+from offload.pipeline.index import listing_cache, stored_rows
+from offload.pipeline.sources import image_folder, storage_paths
 from offload.pipeline.sources.image_folder import list_image_folder
+from offload.pipeline.sources.storage_paths import list_files
 
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     folder = tmp_path / "cache"
     monkeypatch.setattr(listing_cache, "folder", lambda: folder)
-    monkeypatch.setattr(files, "WORTH_CACHING", 3)
+    monkeypatch.setattr(storage_paths, "WORTH_CACHING", 3)
     monkeypatch.setattr(image_folder, "WORTH_CACHING", 3)
     return folder
 
@@ -60,7 +60,7 @@ def unwalked(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*unused: Any, **options: Any) -> None:
         raise AssertionError("the folder was walked")
 
-    monkeypatch.setattr(files, "walk_local", refuse)
+    monkeypatch.setattr(storage_paths, "walk_local", refuse)
 
 
 def test_a_second_listing_walks_through_no_folder(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def test_a_folder_that_has_just_changed_is_walked_through_again(data: Path, cach
 
 
 def test_few_files_are_not_worth_a_cache(data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "WORTH_CACHING", 6)
+    monkeypatch.setattr(storage_paths, "WORTH_CACHING", 6)
     listed(data)
     assert not cache.exists()
 
@@ -130,7 +130,7 @@ def test_a_damaged_or_foreign_listing_is_not_used(data: Path, cache: Path) -> No
 def test_a_second_listing_of_images_walks_through_no_folder(
     data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, in_memory: int
 ) -> None:
-    monkeypatch.setattr(stored, "IN_MEMORY", in_memory)
+    monkeypatch.setattr(stored_rows, "IN_MEMORY", in_memory)
     (data / "b" / "notes.txt").touch()
     with open(os.fsencode(data / "a") + b"/\xff.jpg", "wb"):
         pass
@@ -144,7 +144,7 @@ def test_a_second_listing_of_images_walks_through_no_folder(
         again = list_image_folder(data)
     assert again.table.equals(first.table)
     assert again.classes == first.classes
-    assert isinstance(again.rows, stored.StoredRows) == (in_memory == 2)
+    assert isinstance(again.rows, stored_rows.StoredRows) == (in_memory == 2)
     (data / "a" / "new.jpg").touch()
     settle(data)
     os.utime(data / "a")
@@ -152,7 +152,7 @@ def test_a_second_listing_of_images_walks_through_no_folder(
     if in_memory == 2:
         os.utime(data / "a", (1e9, 1e9))
         changed = list_image_folder(data).rows
-        assert isinstance(changed, stored.StoredRows)
+        assert isinstance(changed, stored_rows.StoredRows)
         assert [path for path in cache.iterdir() if path.is_dir()] == [changed.folder]
 
 
@@ -161,7 +161,7 @@ def test_a_folder_of_images_that_grows_or_shrinks_has_one_listing(
 ) -> None:
     """Large listings are kept in another way than small ones: the one of another size must not hide the present one."""
     for number, in_memory in enumerate([2, 100, 2, 100]):
-        monkeypatch.setattr(stored, "IN_MEMORY", in_memory)
+        monkeypatch.setattr(stored_rows, "IN_MEMORY", in_memory)
         (data / "a" / f"new{number}.jpg").touch()
         settle(data)
         os.utime(data / "a", (number, number))
@@ -179,7 +179,7 @@ def test_a_folder_of_images_that_grows_or_shrinks_has_one_listing(
 def test_a_listing_that_is_out_of_date_counts_as_unused(
     data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, in_memory: int, lister: Any
 ) -> None:
-    monkeypatch.setattr(stored, "IN_MEMORY", in_memory)
+    monkeypatch.setattr(stored_rows, "IN_MEMORY", in_memory)
     lister(data)
     (kept,) = cache.iterdir()
     os.utime(kept, (1e9, 1e9))

@@ -12,7 +12,7 @@ import pytest
 
 from offload.errors import RunError
 from offload.pipeline.pool.packed_recipe import pack
-from offload.pipeline.program import pickling, rules
+from offload.pipeline.program import pickling, pickling_rules
 from offload.pipeline.sources.from_torch import list_torch_dataset
 from offload.pipeline.work.recipe import Recipe
 
@@ -22,7 +22,7 @@ ROWS = 1000
 @pytest.fixture
 def tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file of numbers, large enough for maps to travel by name."""
-    monkeypatch.setattr(rules, "LARGE_BYTES", 1000)
+    monkeypatch.setattr(pickling_rules, "LARGE_BYTES", 1000)
     np.arange(64 * ROWS, dtype=np.uint16).reshape(ROWS, 64).tofile(tmp_path / "tokens.bin")
     np.save(tmp_path / "columns.npy", np.asfortranarray(np.arange(6 * ROWS).reshape(ROWS, 6)))
     return tmp_path / "tokens.bin"

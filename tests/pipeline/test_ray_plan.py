@@ -24,7 +24,7 @@ from ray.data.expressions import col, download, random
 from torch.utils.data import TensorDataset
 
 from offload.pipeline.raydata import drafts
-from offload.pipeline.raydata.plan import take_over
+from offload.pipeline.raydata.dataset_plan import take_over
 from offload.pipeline.raydata.refusals import NotTakenOverError
 from offload.pipeline.raydata.runner import Runner
 from offload.pipeline.raydata.unit_maker import UnitMaker, joined

@@ -20,11 +20,10 @@ from hypothesis import strategies as st
 from webdataset import tariterators
 
 from offload.errors import ConfigError
-from offload.pipeline.index import listing_cache
-from offload.pipeline.index import stored as stored_rows
+from offload.pipeline.index import listing_cache, stored_rows
 from offload.pipeline.index.rows import whole
 from offload.pipeline.index.source import silent
-from offload.pipeline.index.stored import StoredRows
+from offload.pipeline.index.stored_rows import StoredRows
 from offload.pipeline.sources import tar_index
 
 SAMPLES = 40

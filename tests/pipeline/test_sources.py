@@ -40,10 +40,10 @@ from offload.pipeline.blocks.wire import ERROR
 from offload.pipeline.describe.sources import as_pipeline, from_torch, webdataset
 from offload.pipeline.images.decode import DecodeError, decode_image
 from offload.pipeline.index.source import Index, Samples
-from offload.pipeline.sources.files import open_filesystem, open_folder, read_part
 from offload.pipeline.sources.from_torch import list_torch_dataset
 from offload.pipeline.sources.image_folder import list_image_folder
 from offload.pipeline.sources.parquet import list_parquet
+from offload.pipeline.sources.storage_paths import open_filesystem, open_folder, read_part
 from offload.pipeline.sources.webdataset import list_webdataset
 from tests.helpers import open_to_others
 from tests.pipeline.index_pass import a_pass, stream_of

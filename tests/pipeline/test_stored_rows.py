@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 from benchmarks.large_index import MadeUp
 from offload.errors import ConfigError, RunError
 from offload.pipeline.cache.spec import parse_cache
-from offload.pipeline.index import listing_cache, stored
+from offload.pipeline.index import listing_cache, stored_rows
 from offload.pipeline.index.rows import rows_at, whole
 from offload.pipeline.index.source import Index
-from offload.pipeline.index.stored import OwnedFolder, RowsWriter, StoredRows
+from offload.pipeline.index.stored_rows import OwnedFolder, RowsWriter, StoredRows
 from offload.pipeline.sources import image_folder
 from offload.pipeline.sources.image_folder import list_image_folder
 from offload.pipeline.sources.webdataset import list_webdataset
@@ -43,7 +43,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def all_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored, "IN_MEMORY", 0)
+    monkeypatch.setattr(stored_rows, "IN_MEMORY", 0)
 
 
 def table_of(samples: list[tuple[str, bytes, int]]) -> pa.Table:
@@ -87,8 +87,8 @@ def test_taking_stored_rows_is_taking_those_of_a_table(
     near: int,
     data: st.DataObject,
 ) -> None:
-    monkeypatch.setattr(stored, "IN_MEMORY", in_memory)
-    monkeypatch.setattr(stored, "_NEAR", near)
+    monkeypatch.setattr(stored_rows, "IN_MEMORY", in_memory)
+    monkeypatch.setattr(stored_rows, "_NEAR", near)
     table = table_of(samples)
     edges = [0, *sorted(min(cut, len(samples)) for cut in cuts), len(samples)]
     # A slice shares its buffers with the whole.
@@ -119,7 +119,7 @@ def test_versions_of_remote_files_are_stored_too(tmp_path: Path, monkeypatch: py
     cache = parse_cache("cache", f"ssd:{tmp_path / 'ssd'}:1GB")
     fs = pafs.PyFileSystem(MadeUp(3, 4))
     small = list_image_folder("data", filesystem=fs, cache=cache)
-    monkeypatch.setattr(stored, "IN_MEMORY", 0)
+    monkeypatch.setattr(stored_rows, "IN_MEMORY", 0)
     large = list_image_folder("data", filesystem=fs, cache=cache)
     assert isinstance(large.rows, StoredRows)
     assert large.table.column_names == ["path", "label", "version"]
@@ -145,7 +145,7 @@ def most_held(listing: Callable[[Callable[[str], None]], Index]) -> tuple[Index,
 
 
 def test_listing_an_image_folder_holds_a_few_folders_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored, "IN_MEMORY", 1000)
+    monkeypatch.setattr(stored_rows, "IN_MEMORY", 1000)
     monkeypatch.setattr(image_folder, "_AT_ONCE", 500)
 
     def listed(classes: int) -> tuple[Index, int]:
@@ -159,7 +159,7 @@ def test_listing_an_image_folder_holds_a_few_folders_at_most(monkeypatch: pytest
 
 
 def test_listing_tar_shards_holds_a_few_shards_at_most(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(stored, "IN_MEMORY", 1000)
+    monkeypatch.setattr(stored_rows, "IN_MEMORY", 1000)
     paths = [tmp_path / f"{number:03d}.tar" for number in range(96)]
     write(paths[0], samples=150, size=0)
     write_index(paths[0])
@@ -209,7 +209,7 @@ def test_a_folder_that_nobody_can_write_to_is_none_to_fail_for(
 KILLED = """
 import sys, time
 from pathlib import Path
-from offload.pipeline.index.stored import OwnedFolder
+from offload.pipeline.index.stored_rows import OwnedFolder
 folder = OwnedFolder(Path(sys.argv[1]))
 (folder.path / "names").write_text("names")
 print(folder.path, flush=True)
@@ -275,7 +275,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 FULL = """
 import sys
 import offload
-from offload.pipeline.index import stored as stored_rows
+from offload.pipeline.index import stored_rows
 stored_rows.IN_MEMORY = 100
 def build():
     return offload.Trainer(print, datasets={"train": offload.image_folder(sys.argv[1])}, batch_size=4)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from offload.probe.context import ProbeContext
+from offload.probe.probe_context import ProbeContext
 from offload.train.worker.ends import StopRun
 
 

@@ -19,7 +19,7 @@ import torch
 
 import offload
 from offload.errors import ConfigError
-from offload.pipeline.sources.versions import SETTLED_S
+from offload.pipeline.sources.file_versions import SETTLED_S
 from offload.report.events import read_event
 from offload.report.run_dir import read_lines
 from offload.report.terminal.summary import summary_rows

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import offload
-from offload.pipeline.index import listing_cache, stored
-from offload.pipeline.index.stored import StoredRows
+from offload.pipeline.index import listing_cache, stored_rows
+from offload.pipeline.index.stored_rows import StoredRows
 from offload.report.run_dir import read_lines
 from offload.train.driver.listed import Listed
 from tests.helpers import write_jpegs
@@ -26,7 +26,7 @@ IMAGES, TARS = 60, 3
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(listing_cache, "folder", lambda: tmp_path / "cache")
-    monkeypatch.setattr(stored, "IN_MEMORY", 10)
+    monkeypatch.setattr(stored_rows, "IN_MEMORY", 10)
     return tmp_path / "cache"
 
 

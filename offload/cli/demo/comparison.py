@@ -96,7 +96,7 @@ def _side(loader: str, images: Path, seconds: float, cores: int, allowed: list[i
         words = (loader, str(images), str(seconds), str(cores), ",".join(map(str, allowed)), str(file))
         try:
             done = subprocess.run(
-                [sys.executable, "-m", "offload.cli.demo.loop", *words],
+                [sys.executable, "-m", "offload.cli.demo.side", *words],
                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=DEADLINE_S, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:

@@ -121,7 +121,7 @@ def _launch(
 
 
 def _commands(address: str | None, emit: Emit) -> JobCommands:
-    from offload.launch.ray.client import JobApi, check_installed
+    from offload.launch.ray.job_api import JobApi, check_installed
     from offload.launch.ray.launcher import RayLauncher
 
     if address is None:

@@ -1,6 +1,6 @@
 """The address of a cluster's dashboard, where Ray takes jobs: pure.
 
-Where it stops: :mod:`offload.launch.ray.client` finds out whether anything listens there.
+Where it stops: :mod:`offload.launch.ray.job_api` finds out whether anything listens there.
 """
 
 from __future__ import annotations

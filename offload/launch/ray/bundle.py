@@ -4,7 +4,7 @@ Ray unpacks it on each node that runs a part of the job, makes it the working di
 therefore runs the version of offload that launched it, whatever the nodes have installed. The same files give the same bytes: Ray
 names an archive by its content, and does not upload it twice.
 
-Where it stops: :mod:`offload.launch.ray.client` uploads it.
+Where it stops: :mod:`offload.launch.ray.job_api` uploads it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 from offload.errors import ConfigError, argument
 from offload.files import read_text
 from offload.launch.archives import packed_sizes, zipped
-from offload.launch.files import check_size, files_of, largest, left_behind
 from offload.launch.requirements import local_target
+from offload.launch.uploaded_files import check_size, files_of, largest, left_behind
 
 READ_BYTES = 200 << 20
 """The most bytes of files: the launcher packs them in memory."""

@@ -9,8 +9,8 @@ from offload.errors import ConfigError, argument
 from offload.launch.launcher import Document, Say
 from offload.launch.ray import running_job
 from offload.launch.ray.bundle import Bundle
-from offload.launch.ray.client import JobApi
 from offload.launch.ray.job import RayJob, job_id
+from offload.launch.ray.job_api import JobApi
 
 WORKING_DIR = "working_dir.zip"
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from offload.errors import RunError
 from offload.launch.launcher import Say, Unreachable
-from offload.launch.ray.client import ENDED, JobApi
 from offload.launch.ray.job import NAME, RUN_DIR, STOP_WAIT, STOP_WAIT_OF_RAY_S
+from offload.launch.ray.job_api import ENDED, JobApi
 
 SCHEMA = "offload.ray-job/1"
 POLL_S = 2.0

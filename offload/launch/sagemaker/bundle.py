@@ -9,11 +9,11 @@ from pathlib import Path
 
 from offload.errors import ConfigError, argument
 from offload.launch.archives import tarred
-from offload.launch.files import FOLDERS_LEFT_OUT, check_size, files_of
 from offload.launch.requirements import own_requirements, requirements
 from offload.launch.sagemaker.settings import PLAN as PLAN
 from offload.launch.sagemaker.settings import TO_INSTALL
 from offload.launch.sagemaker.settings import TOKEN as TOKEN
+from offload.launch.uploaded_files import FOLDERS_LEFT_OUT, check_size, files_of
 
 LARGEST_BYTES = 200 << 20
 REQUIREMENTS = "requirements.txt"

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from offload.errors import ConfigError
 from offload.launch.arguments import check_script
-from offload.launch.files import left_behind
 from offload.launch.launcher import Document, Say
 from offload.launch.requirements import check_targets
 from offload.launch.sagemaker import running_job
@@ -22,6 +21,7 @@ from offload.launch.sagemaker.job_template import JobTemplate
 from offload.launch.sagemaker.resolve import check_requirements
 from offload.launch.sagemaker.service import Service
 from offload.launch.sagemaker.submit import Submitter, start, starter, upload
+from offload.launch.uploaded_files import left_behind
 from offload.model import Catalog
 
 

@@ -16,7 +16,7 @@ import botocore.exceptions
 
 from offload.errors import ConfigError
 from offload.launch.launcher import NoCapacity, Say
-from offload.launch.sagemaker.container.progress import over_all, read_progress
+from offload.launch.sagemaker.container.progress_lines import over_all, read_progress
 from offload.launch.sagemaker.groups import InstanceGroup, usd_per_hour
 from offload.launch.sagemaker.service import AccessDenied, NoAnswer, Service, asking
 from offload.model import Catalog

@@ -3,7 +3,7 @@
 A worker of an iterable data set has a process of its own, which serves one iteration at a time. Afterwards it rests: a new process would
 take longer to start than a small epoch takes. In each iteration it gets the data set anew.
 
-Where it stops: :mod:`offload.loader.job.feed` starts and ends the processes.
+Where it stops: :mod:`offload.loader.job.loader_feed` starts and ends the processes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from offload.loader.recipe import FinishedBatches, IterableRecipe
+from offload.loader.batch_recipe import FinishedBatches, IterableRecipe
 from offload.pipeline.blocks.packing import Packed
 from offload.pipeline.feed.sizing import BATCH_TASK_S, MOST_BATCHES
 from offload.pipeline.pool.packed_recipe import PackedRecipe

@@ -21,7 +21,7 @@ import ray
 
 from offload import preload
 from offload.errors import ConfigError, RunError
-from offload.loader.job.feed import LoaderFeed
+from offload.loader.job.loader_feed import LoaderFeed
 from offload.loader.job.node_choice import NodeChoice
 from offload.loader.job.ranks import Ranks
 from offload.loader.job.shared_ray import shared

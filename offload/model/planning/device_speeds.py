@@ -15,7 +15,7 @@ from offload.errors import ConfigError, argument
 from offload.model.catalog import NodeType
 from offload.model.checks import check_number
 from offload.model.profile import Profile
-from offload.model.ranges import StepRange
+from offload.model.step_ranges import StepRange
 from offload.model.step_time import PARAMETERS, TIMES
 
 # Dense FP16 tensor TFLOPS and memory bandwidth in GB/s, from NVIDIA's data sheets: T4 (2019), V100 SXM2 (2020), A10G as on

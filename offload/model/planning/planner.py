@@ -26,7 +26,7 @@ from offload.model.planning.device_speeds import DeviceSpeeds
 from offload.model.planning.plans import MOST_NODES, Candidate, Objective, Plan, Spot, misses
 from offload.model.planning.search import BOTTLENECK_NAMES, Evaluated, Ints, Space, Workload, search
 from offload.model.profile import Profile
-from offload.model.ranges import StepRange
+from offload.model.step_ranges import StepRange
 
 MOST_LISTED = 10_000
 AS_FAST = 0.005  # a shape slower than the fastest by less than this counts as equally fast: a plan buys no node that hardly helps

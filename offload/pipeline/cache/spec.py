@@ -13,7 +13,7 @@ from typing import Any
 
 from offload.errors import ConfigError
 from offload.model.checks import shown
-from offload.pipeline.cache.room import Ledger
+from offload.pipeline.cache.space import Ledger
 
 KINDS = ("ssd",)
 FOLDER = "offload-cache"

@@ -2,7 +2,7 @@
 
 A content stays as long as its data set is in use: once the folder is full, new contents are not stored. A pass reads a data set from end to
 end. Evicting the least recently used content would therefore evict each one just before its next use, without a single hit. Contents that
-are not in use make room (:mod:`offload.pipeline.cache.room`).
+are not in use make room (:mod:`offload.pipeline.cache.space`).
 
 Why not a library? diskcache's bound is soft and it keeps no part of a scan; fsspec's caches have no bound; neither detects damaged
 contents.
@@ -22,8 +22,8 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
-from offload.pipeline.cache import accounts, room
-from offload.pipeline.cache.room import Ledger
+from offload.pipeline.cache import accounts, space
+from offload.pipeline.cache.space import Ledger
 from offload.pipeline.cache.spec import LEDGER, CacheSpec, make_folder
 
 TOUCH_S = 3600.0  # between two notes of a content's use
@@ -41,12 +41,12 @@ class Store:
         """Raises OSError if the folder cannot be used."""
         make_folder(spec)
         self.folder, self.limit_bytes = spec.folder, spec.limit_bytes
-        for name in (room.NEW, room.BUSY, room.SOURCES):
+        for name in (space.NEW, space.BUSY, space.SOURCES):
             (self.folder / name).mkdir(mode=0o700, exist_ok=True)
         self.began = time.time() - MARGIN_S
         self.stopped = self.full = False
         self.ledger = Ledger(self.folder / LEDGER)
-        self._users = room.open_lock(self.folder / room.USERS)
+        self._users = space.open_lock(self.folder / space.USERS)
         weakref.finalize(self, os.close, self._users)
         self._joined = threading.Event()
         self._next_sweep = 0.0
@@ -54,7 +54,7 @@ class Store:
 
     def source(self, name: str) -> CachedSource:
         """The contents of a source. Raises OSError."""
-        return CachedSource(self, self.folder / room.SOURCES / name)
+        return CachedSource(self, self.folder / space.SOURCES / name)
 
     def stop(self, error: OSError) -> None:
         """Stop storing. Stored contents may still be read."""
@@ -65,8 +65,8 @@ class Store:
     def _join(self) -> None:
         """Join the folder's users. The first of them removes what killed processes have left."""
         try:
-            if room.locked(self._users):
-                room.tidy(self.folder, self.ledger, self.limit_bytes)
+            if space.locked(self._users):
+                space.tidy(self.folder, self.ledger, self.limit_bytes)
             fcntl.flock(self._users, fcntl.LOCK_SH)
         except OSError as error:
             self.stop(error)
@@ -93,7 +93,7 @@ class Store:
             self._next_sweep = time.monotonic() + SWEEP_S
             wanted = max(size, self.limit_bytes // 100)
             since = self.began if unused_in.passed else None
-            if room.make(self.folder, self.ledger, wanted, own=unused_in.folder, own_unused_since=since):
+            if space.make(self.folder, self.ledger, wanted, own=unused_in.folder, own_unused_since=since):
                 reserved = self._reserved(size)
                 self._next_sweep = 0.0
         self.full = reserved is None
@@ -104,10 +104,10 @@ class Store:
             used = self.ledger.used
             if used + size > self.limit_bytes:
                 return None
-            path = f"{self.folder}/{room.NEW}/{size}-{secrets.token_hex(8)}"
+            path = f"{self.folder}/{space.NEW}/{size}-{secrets.token_hex(8)}"
             self.ledger.used = used + size
             try:
-                fd = room.open_lock(path)
+                fd = space.open_lock(path)
             except OSError:
                 self.ledger.used = used
                 raise
@@ -124,7 +124,7 @@ class Store:
         """Put a written file in its place, and forget the one that was there. Raises OSError."""
         with self.ledger.held():
             try:
-                before = room.disk_bytes(os.stat(final).st_size)
+                before = space.disk_bytes(os.stat(final).st_size)
             except FileNotFoundError:
                 before = 0
                 os.makedirs(os.path.dirname(final), mode=0o700, exist_ok=True)
@@ -141,10 +141,10 @@ class CachedSource:
         self.passed = False
         """Whether this process has seen a whole pass over the source."""
         self._epochs: set[int] = set()
-        users = room.open_lock(folder / room.USERS)
+        users = space.open_lock(folder / space.USERS)
         weakref.finalize(self, os.close, users)
         fcntl.flock(users, fcntl.LOCK_SH)
-        os.utime(folder / room.USERS)
+        os.utime(folder / space.USERS)
 
     def begin(self, epoch: int) -> None:
         """Note that a task of this epoch begins."""
@@ -157,13 +157,13 @@ class CachedSource:
         """The content of a key, if it is stored in this version."""
         path = self._path(key)
         try:
-            stored, content, used = room.read(path)
+            stored, content, used = space.read(path)
         except FileNotFoundError:
             return None
-        except (OSError, room.DamagedError):
+        except (OSError, space.DamagedError):
             if self._store.tidy:
                 with contextlib.suppress(OSError):
-                    room.remove(self._store.ledger, [path])
+                    space.remove(self._store.ledger, [path])
             return None
         if stored != version:
             return None
@@ -174,7 +174,7 @@ class CachedSource:
 
     def put(self, key: str, version: int, content: bytes) -> None:
         """Store a content, in place of an earlier version, if there is room."""
-        store, size = self._store, room.entry_bytes(len(content))
+        store, size = self._store, space.entry_bytes(len(content))
         store.joined()
         if store.stopped:
             return
@@ -184,7 +184,7 @@ class CachedSource:
                 return
             path, fd = reserved
             try:
-                room.write(fd, version, content)
+                space.write(fd, version, content)
                 store.commit(path, self._path(key))
             except BaseException:
                 store.give_back(path, size)
@@ -198,7 +198,7 @@ class CachedSource:
     def alone(self, key: str) -> Iterator[None]:
         """A context in which no other thread or process reads the same content from storage."""
         fd = None
-        path = f"{self._store.folder}/{room.BUSY}/{key}"
+        path = f"{self._store.folder}/{space.BUSY}/{key}"
         if not (self._store.stopped or self._store.full):
             try:
                 fd = _sole(path)
@@ -219,7 +219,7 @@ class CachedSource:
 def _sole(path: str) -> int:
     """The descriptor of a lock file, once nobody else has it. Raises OSError."""
     while True:
-        fd = room.open_lock(path)
+        fd = space.open_lock(path)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             if os.fstat(fd).st_nlink:

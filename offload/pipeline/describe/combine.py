@@ -18,7 +18,7 @@ from offload.pipeline.describe.sources import as_pipeline
 from offload.pipeline.index.mixed import MixedIndex, mixed_index
 from offload.pipeline.index.source import Index, Tell, silent
 from offload.pipeline.order.shuffling import Draws
-from offload.pipeline.raydata.source import list_dataset_rows
+from offload.pipeline.raydata.dataset_source import list_dataset_rows
 from offload.pipeline.work.processing import IndexRecipe
 from offload.pipeline.work.recipe import Recipe
 

@@ -1,8 +1,8 @@
 """Listings that a later start of the same user on this machine finds again, in the user's cache folder.
 
 The caller names everything that a listing depends on, such as path, size and time of modification. A small listing is a file; the rows of
-a large one (:class:`offload.pipeline.index.stored.StoredRows`) are a folder, which a later start maps. Where it stops: it does not know
-what is listed. A cache that cannot be read or written costs time alone.
+a large one (:class:`offload.pipeline.index.stored_rows.StoredRows`) are a folder, which a later start maps. Where it stops: it does not
+know what is listed. A cache that cannot be read or written costs time alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import platformdirs
 import pyarrow as pa
 
-from offload.pipeline.index.stored import OwnedFolder, StoredRows, remove_left
+from offload.pipeline.index.stored_rows import OwnedFolder, StoredRows, remove_left
 
 KEPT_S = 90 * 24 * 3600  # an unused listing is removed after this time
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
-from offload.pipeline.index.stored import StoredRows
+from offload.pipeline.index.stored_rows import StoredRows
 from offload.pipeline.order.chunks import TRAINED, untrained
 from offload.pipeline.order.ranges import Ranges
 from offload.pipeline.order.shuffling import Consecutive

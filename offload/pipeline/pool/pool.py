@@ -6,7 +6,7 @@ were idle for a second or an epoch ends. Here, a task costs about a millisecond 
 transform once per run. ``ray.data.Dataset`` sources still run as Ray Data pipelines (:mod:`offload.pipeline.raydata.execution`).
 
 Where it stops: the :class:`TaskSource` decides which rows a task gets, and how many. A run has one in
-:mod:`offload.pipeline.feed.pool_engine`, DataLoaders have :mod:`offload.loader.job.feed`.
+:mod:`offload.pipeline.feed.pool_engine`, DataLoaders have :mod:`offload.loader.job.loader_feed`.
 """
 
 from __future__ import annotations

@@ -12,8 +12,9 @@ process would inherit, or find under their names. Here, these travel, too:
 
 A process that sends a class back names it, and the program finds its own class object.
 
-Where it stops: :mod:`offload.pipeline.program.names` knows the objects that travel by name, :mod:`offload.pipeline.program.rules` single
-classes of objects. :mod:`offload.pipeline.work.unpicklable` names the part of a value that cannot travel.
+Where it stops: :mod:`offload.pipeline.program.pickling_names` knows the objects that travel by name,
+:mod:`offload.pipeline.program.pickling_rules` single classes of objects. :mod:`offload.pipeline.work.unpicklable` names the part of a value
+that cannot travel.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import numpy as np
 from ray import cloudpickle
 from ray.cloudpickle import cloudpickle as trackers
 
-from offload.pipeline.program.names import (
+from offload.pipeline.program.pickling_names import (
     Rule,
     attribute,
     held,
@@ -40,7 +41,7 @@ from offload.pipeline.program.names import (
     reduce_module,
     rule_for_constants,
 )
-from offload.pipeline.program.rules import RULES, is_scripted, reduce_map, reduce_scripted
+from offload.pipeline.program.pickling_rules import RULES, is_scripted, reduce_map, reduce_scripted
 
 
 def dumps(value: Any, classes: list[type] | None = None) -> bytes:

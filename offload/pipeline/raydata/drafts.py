@@ -1,7 +1,7 @@
 """The units of the sources of a ``ray.data.Dataset``: read tasks, parts of files, and blocks in the object store.
 
 A unit should be small enough that a pass is well shuffled and all cores have work, and large enough that its own cost does not matter.
-Where it stops: :mod:`offload.pipeline.raydata.plan` knows the steps that follow a source, and packs the units.
+Where it stops: :mod:`offload.pipeline.raydata.dataset_plan` knows the steps that follow a source, and packs the units.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A step across blocks, such as a sort or a join, needs rows of several blocks at once. Ray Data runs it, and the steps before it, only once
 for all epochs. So the rows of this part must be the same in every epoch. Where it stops: the pool runs all later steps
-(:mod:`offload.pipeline.raydata.plan`).
+(:mod:`offload.pipeline.raydata.dataset_plan`).
 """
 
 from __future__ import annotations

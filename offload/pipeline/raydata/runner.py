@@ -1,6 +1,6 @@
 """Run the steps of a unit of a ``ray.data.Dataset`` in a preprocessing process, as Ray Data would.
 
-Where it stops: :mod:`offload.pipeline.raydata.plan` decides which steps a unit has.
+Where it stops: :mod:`offload.pipeline.raydata.dataset_plan` decides which steps a unit has.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Makes the units of a ``ray.data.Dataset`` in a preprocessing process: runs the read task and the steps of each.
 
-Where it stops: :mod:`offload.pipeline.raydata.plan` knows Ray's plans. The samples go to the recipe of a pass over units
-(:mod:`offload.pipeline.raydata.units`), or to the reader of an index of rows (:mod:`offload.pipeline.raydata.source`).
+Where it stops: :mod:`offload.pipeline.raydata.dataset_plan` knows Ray's plans. The samples go to the recipe of a pass over units
+(:mod:`offload.pipeline.raydata.units`), or to the reader of an index of rows (:mod:`offload.pipeline.raydata.dataset_source`).
 """
 
 from __future__ import annotations

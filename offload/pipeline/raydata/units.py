@@ -1,7 +1,8 @@
 """Sources whose samples are known only once a unit of them is made, and the recipe that makes units in a preprocessing process.
 
 Such a source is a ``ray.data.Dataset`` whose read tasks and functions the pool runs: filters and batch functions may return any number of
-rows. Where it stops: :mod:`offload.pipeline.raydata.plan` knows Ray's plans, and :mod:`offload.pipeline.feed.tasks` cuts a pass into tasks.
+rows. Where it stops: :mod:`offload.pipeline.raydata.dataset_plan` knows Ray's plans, and :mod:`offload.pipeline.feed.tasks` cuts a pass
+into tasks.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ import pyarrow.fs as pafs
 from offload.pipeline.cache import accounts
 from offload.pipeline.cache.spec import CacheSpec
 from offload.pipeline.cache.store import CachedSource, opened
-from offload.pipeline.sources.files import Positioned
-from offload.pipeline.sources.versions import FileState, look_at, storage_name
+from offload.pipeline.sources.file_versions import FileState, look_at, storage_name
+from offload.pipeline.sources.storage_paths import Positioned
 
 FILE = ""
 """The name of the part that is the whole file."""

@@ -1,7 +1,7 @@
 """A folder of images with a sub-folder for each class: ``PATH/<class>/<anything>.jpg``.
 
 A row is the path of an image and the number of its class. Rows come a folder at a time, so that the names of millions of images go to disk
-(:mod:`offload.pipeline.index.stored`) as they are listed.
+(:mod:`offload.pipeline.index.stored_rows`) as they are listed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ from offload.pipeline.index.listing_cache import (
     remove_unused,
 )
 from offload.pipeline.index.source import At, Index, Reader, Samples, Tell, nowhere, silent
-from offload.pipeline.index.stored import RowsWriter, StoredRows
+from offload.pipeline.index.stored_rows import RowsWriter, StoredRows
 from offload.pipeline.sources.cached_files import FILE, CachedFiles
-from offload.pipeline.sources.files import (
+from offload.pipeline.sources.file_versions import Versions
+from offload.pipeline.sources.read_ahead import ReadAhead
+from offload.pipeline.sources.storage_paths import (
     WORTH_CACHING,
     PathLike,
     open_folder,
@@ -42,8 +44,6 @@ from offload.pipeline.sources.files import (
     unchanged,
     walk_settled,
 )
-from offload.pipeline.sources.read_ahead import ReadAhead
-from offload.pipeline.sources.versions import Versions
 from offload.pipeline.sources.walking import below, walk_remote
 
 _AT_ONCE = 1 << 16  # rows that become a table

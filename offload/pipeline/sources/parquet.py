@@ -30,7 +30,10 @@ from offload.pipeline.images.region_decode import read_image
 from offload.pipeline.index.rows import Runs
 from offload.pipeline.index.source import At, Index, Reader, Samples, Tell, nowhere, silent
 from offload.pipeline.sources.cached_files import CachedFile, CachedFiles
-from offload.pipeline.sources.files import (
+from offload.pipeline.sources.file_versions import FileState, seen_files
+from offload.pipeline.sources.parquet_rows import Stretches, Types, cast, columns_of, common_types, completed, types_of
+from offload.pipeline.sources.read_ahead import ReadAhead
+from offload.pipeline.sources.storage_paths import (
     PathLike,
     check_text,
     file_name,
@@ -40,9 +43,6 @@ from offload.pipeline.sources.files import (
     open_filesystem,
     requests_at_once,
 )
-from offload.pipeline.sources.parquet_rows import Stretches, Types, cast, columns_of, common_types, completed, types_of
-from offload.pipeline.sources.read_ahead import ReadAhead
-from offload.pipeline.sources.versions import FileState, seen_files
 from offload.pipeline.sources.walking import below
 
 _NOTHING = "__HIVE_DEFAULT_PARTITION__"  # Hive's name for a missing value

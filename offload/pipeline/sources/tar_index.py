@@ -31,8 +31,8 @@ from offload.pipeline.index.listing_cache import (
     remove_unused,
 )
 from offload.pipeline.index.source import Tell
-from offload.pipeline.index.stored import RowsWriter, StoredRows
-from offload.pipeline.sources.files import Positioned, printable, requests_at_once
+from offload.pipeline.index.stored_rows import RowsWriter, StoredRows
+from offload.pipeline.sources.storage_paths import Positioned, printable, requests_at_once
 
 RULES = 2  # the version of the rules for what is a sample. A listing by other rules is made anew
 HEADER = 512  # bytes of a tar header

@@ -28,7 +28,10 @@ from offload.pipeline.images.region_decode import read_image
 from offload.pipeline.index.source import At, Index, Reader, Samples, Tell, nowhere, silent
 from offload.pipeline.order.shuffling import Consecutive
 from offload.pipeline.sources.cached_files import CachedFiles
-from offload.pipeline.sources.files import (
+from offload.pipeline.sources.file_versions import FileState, seen_files
+from offload.pipeline.sources.read_ahead import ReadAhead
+from offload.pipeline.sources.shard_names import expanded, joined
+from offload.pipeline.sources.storage_paths import (
     PathLike,
     check_text,
     exists,
@@ -41,10 +44,7 @@ from offload.pipeline.sources.files import (
     requests_at_once,
     telling_errors,
 )
-from offload.pipeline.sources.read_ahead import ReadAhead
-from offload.pipeline.sources.shard_names import expanded, joined
 from offload.pipeline.sources.tar_index import columns_of, list_shards, named_by
-from offload.pipeline.sources.versions import FileState, seen_files
 
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
 _INTEGER = re.compile(rb"[+-]?\d+")

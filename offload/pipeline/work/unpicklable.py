@@ -10,8 +10,8 @@ import functools
 import types
 from collections.abc import Iterator
 
-from offload.pipeline.program.names import is_by_value
 from offload.pipeline.program.pickling import travels
+from offload.pipeline.program.pickling_names import is_by_value
 from offload.pipeline.work.recipe import Recipe
 
 DEEPEST = 6  # attributes of attributes to look into

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow.fs as pafs
 import ray
 
-from offload.pipeline.sources.files import open_filesystem
+from offload.pipeline.sources.storage_paths import open_filesystem
 from offload.train.checkpoints.storage import CHECKSUMS_FILE, Storage
 from offload.train.config import Checkpoints
 

@@ -16,7 +16,7 @@ import pyarrow.fs as pafs
 
 from offload.errors import ConfigError, OffloadError, argument
 from offload.pipeline.aside import DeadlineError, call_aside
-from offload.pipeline.sources.files import escaped, open_filesystem
+from offload.pipeline.sources.storage_paths import escaped, open_filesystem
 
 DEADLINE_S = 30.0
 

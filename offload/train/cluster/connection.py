@@ -31,8 +31,8 @@ from offload.model.placement import GPU_TYPE, NodeResources, beside
 from offload.preload import ahead
 from offload.preload.local_agent import LOOPBACK
 from offload.process.interrupts import Interrupts, handled
+from offload.process.program_state import restored
 from offload.process.ray_forks import check_not_forked
-from offload.process.state import restored
 from offload.train.cluster import ray_processes
 from offload.train.cluster.holdings import left
 from offload.train.cluster.idle import give_back_idle, used_by_a_run

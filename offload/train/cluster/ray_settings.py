@@ -21,7 +21,7 @@ import ray
 import ray._private.worker
 import ray._raylet
 
-from offload.process.state import restored
+from offload.process.program_state import restored
 
 LOGGER = logging.getLogger("ray")
 _settling = threading.RLock()  # the settings are the process's: threads that ask several clusters take turns

@@ -16,7 +16,6 @@ from offload.report.events import EventIgnored, NotStarted, RunEvent
 from offload.train.cluster.connection import Cluster, alive_nodes, held_by_others
 from offload.train.cluster.idle import is_alone
 from offload.train.cluster.node_requests import NodeRequests
-from offload.train.driver.fleet.machine import step
 from offload.train.driver.fleet.messages import (
     Action,
     Ask,
@@ -32,6 +31,7 @@ from offload.train.driver.fleet.messages import (
 )
 from offload.train.driver.fleet.room import Terms
 from offload.train.driver.fleet.state import Fleet, Starting
+from offload.train.driver.fleet.state_machine import step
 from offload.train.messages import News, Orders
 
 LOOK_S = 1.0

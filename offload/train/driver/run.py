@@ -51,21 +51,21 @@ from offload.train.cluster.notices import Watchers
 from offload.train.cluster.ray_nodes import free_resources
 from offload.train.cluster.ray_output import keep_to_logs
 from offload.train.cluster.ray_processes import ControlWatch
-from offload.train.driver.arguments import Arguments
 from offload.train.driver.caches import check_caches
 from offload.train.driver.conductor import Conductor, wait_for_start
 from offload.train.driver.event_log import EventLog
-from offload.train.driver.failures import describe_failure, whole_story
+from offload.train.driver.failure_texts import describe_failure, whole_story
 from offload.train.driver.fleet.messages import StopAsked
 from offload.train.driver.fleet.room import Terms
 from offload.train.driver.fleet.state import Fleet
 from offload.train.driver.listed import Listed, classes_that_differ
 from offload.train.driver.ray_train import TorchTrainer
+from offload.train.driver.run_arguments import Arguments
 from offload.train.driver.torchrun import worker_variables
 from offload.train.driver.tuner import Tuner
 from offload.train.hub.actor import Hub
 from offload.train.hub.client import HubClient
-from offload.train.hub.names import named_hub
+from offload.train.hub.run_names import named_hub
 from offload.train.messages import TRAIN
 from offload.train.worker.process import run_worker
 from offload.train.worker.setup import DatasetSetup, UserFunctions, WorkerSetup, first_pass

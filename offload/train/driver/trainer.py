@@ -33,7 +33,7 @@ from offload.pipeline.aside import call_aside
 from offload.pipeline.describe.from_loader import described
 from offload.pipeline.describe.pipeline import Pipeline
 from offload.pipeline.pool.ray_state import held_in_vain
-from offload.pipeline.raydata.source import units_of
+from offload.pipeline.raydata.dataset_source import units_of
 from offload.pipeline.raydata.units import UnitIndex
 from offload.report.run_dir import CHECKPOINTS, RunDirectory, locked
 from offload.report.terminal.full_screen import live_view

@@ -30,7 +30,7 @@ from offload.train.driver.fleet.messages import (
 )
 from offload.train.driver.fleet.state import Fleet
 from offload.train.messages import TRAIN, News, sum_of
-from offload.train.worker.data.fetching import PREFETCH_BLOCKS
+from offload.train.worker.data.slice_fetcher import PREFETCH_BLOCKS
 
 
 class Tuner:

@@ -14,7 +14,7 @@ from offload.report.run_dir import EVENTS
 from offload.report.run_tail import Look, RunOverError, Tails, tails_in
 from offload.train.cluster.connection import check_address, connected
 from offload.train.hub.client import HubClient
-from offload.train.hub.names import hub_of, runs
+from offload.train.hub.run_names import hub_of, runs
 
 
 @contextmanager

@@ -252,7 +252,7 @@ CONTRACT = """
 import sys
 from pathlib import Path
 from offload.launch.ray.bundle import pack
-from offload.launch.ray.client import JobApi
+from offload.launch.ray.job_api import JobApi
 from offload.launch.ray.job import RayJob
 from offload.launch.ray.launcher import RayLauncher, RaySubmission
 from tests.helpers import eventually
@@ -336,7 +336,7 @@ def test_another_ray_is_named_with_both_versions(place: Place) -> None:
 FOLLOWS = """
 import sys
 from offload.launch.ray import running_job
-from offload.launch.ray.client import JobApi
+from offload.launch.ray.job_api import JobApi
 
 def show(text):
     print(text, end="", flush=True)

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from referencing import Registry, Resource
 
 from offload.errors import ConfigError
-from offload.launch.ray.cluster_files import aws, hosts, kuberay
+from offload.launch.ray.cluster_files import aws, kuberay, own_hosts
 from offload.launch.ray.cluster_files.planned import Planned, planned
 from offload.launch.ray.cluster_files.software import Software, installed
 from offload.launch.ray.cluster_files.text import YamlFile
@@ -49,7 +49,7 @@ def plan_of(shape: dict[str, int], spot: str = "all") -> Planned:
 RENDER: dict[str, Callable[[Planned], YamlFile]] = {
     "ray-aws": lambda plan: aws.cluster_file(plan, SOFTWARE, cluster="train", region="eu-west-1", ami=AMI, image=None),
     "kuberay": lambda plan: kuberay.cluster_file(plan, SOFTWARE, cluster="train", image=None),
-    "hosts": lambda plan: hosts.cluster_file(plan, SOFTWARE, cluster="train", hosts=None),
+    "hosts": lambda plan: own_hosts.cluster_file(plan, SOFTWARE, cluster="train", hosts=None),
 }
 SHAPE = {"ml.g5.xlarge": 2, "ml.c5.4xlarge": 3}
 shapes = st.builds(
@@ -392,9 +392,9 @@ def test_a_pod_that_is_deleted_leaves_the_cluster_in_order() -> None:
 
 
 def test_listed_hosts_stand_in_the_file_the_first_as_head() -> None:
-    listed = hosts.parse_hosts("# ours\n10.0.0.1\ngpu-2.example  # the other one\n\n10.0.0.3\n", "hosts.txt")
+    listed = own_hosts.parse_hosts("# ours\n10.0.0.1\ngpu-2.example  # the other one\n\n10.0.0.3\n", "hosts.txt")
     plan = plan_of({"ml.g5.xlarge": 2, "ml.c5.4xlarge": 1})
-    config = hosts.cluster_file(plan, SOFTWARE, cluster="c", hosts=listed).document()
+    config = own_hosts.cluster_file(plan, SOFTWARE, cluster="c", hosts=listed).document()
     accepted_by_ray(config)
     assert config["provider"] == {"type": "local", "head_ip": "10.0.0.1", "worker_ips": ["gpu-2.example", "10.0.0.3"]}
 
@@ -445,7 +445,7 @@ def test_the_commands_in_the_head_bring_the_cluster_up_by_hand(tmp_path: Path) -
     with Hosts({"first": HostSpec(cpus=1.0), "second": HostSpec(cpus=1.0)}) as two:
         plan = plan_of({"ml.g5.xlarge": 1, "ml.c5.4xlarge": 1})
         addresses = tuple(host.address for host in (two["first"], two["second"]))
-        text = hosts.cluster_file(plan, SOFTWARE, cluster="train", hosts=addresses).text()
+        text = own_hosts.cluster_file(plan, SOFTWARE, cluster="train", hosts=addresses).text()
         (token,) = re.findall(r"^# Before: +(.*)$", text, re.MULTILINE)
         starts = re.findall(r"^# +(export .*; ray start .*)$", text, re.MULTILINE)
         assert len(starts) == 2
@@ -570,7 +570,7 @@ def test_what_is_no_plan_for_a_cluster_is_refused(plan: Any, said: str) -> None:
 )
 def test_hosts_that_are_none_or_not_as_many_are_refused(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
-        hosts.cluster_file(plan_of(SHAPE), SOFTWARE, cluster="c", hosts=hosts.parse_hosts(text, "hosts.txt"))
+        own_hosts.cluster_file(plan_of(SHAPE), SOFTWARE, cluster="c", hosts=own_hosts.parse_hosts(text, "hosts.txt"))
 
 
 # --- as a user meets it -----------------------------------------------------------------------------------------------

@@ -29,10 +29,10 @@ from click.testing import CliRunner, Result
 from offload.cli.main import main
 from offload.errors import ConfigError
 from offload.launch.arguments import check_script, holds_a_login, names_a_secret
-from offload.launch.files import check_size
-from offload.launch.ray import bundle, client, entry, running_job
+from offload.launch.ray import bundle, entry, job_api, running_job
 from offload.launch.ray.address import dashboard_url
 from offload.launch.ray.bundle import pack, read_requirements
+from offload.launch.uploaded_files import check_size
 from tests.helpers import ROOT
 
 NO_CLUSTER: dict[str, str | None] = {
@@ -569,7 +569,7 @@ def test_the_address_on_the_command_line_is_the_one_that_is_asked(script: Path) 
 
 def test_a_slow_link_may_take_longer_to_send_than_to_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that takes its time over each part of the body, in buffers much smaller than the body."""
-    monkeypatch.setattr(client, "REACH_S", 0.5)
+    monkeypatch.setattr(job_api, "REACH_S", 0.5)
     taken = []
 
     class Slow(BaseHTTPRequestHandler):
@@ -595,7 +595,7 @@ def test_a_slow_link_may_take_longer_to_send_than_to_reach(monkeypatch: pytest.M
             pass
 
     with serving(Slow, receive_bytes=1 << 16) as url:
-        cluster = client.JobApi(url)
+        cluster = job_api.JobApi(url)
         cluster.client._do_request("PUT", "/api/packages/gcs/x.zip", data=bytes(16 << 20))
     assert taken == ["/api/packages/gcs/x.zip"]
 
@@ -604,7 +604,7 @@ def test_a_slow_link_may_take_longer_to_send_than_to_reach(monkeypatch: pytest.M
 def test_what_listens_says_nothing_or_something_else(
     script: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes | None
 ) -> None:
-    monkeypatch.setattr(client, "REACH_S", 0.5)
+    monkeypatch.setattr(job_api, "REACH_S", 0.5)
     links = []
 
     def serve() -> None:
@@ -702,7 +702,7 @@ def dashboard(job: Dashboard) -> Iterator[str]:
 def test_where_no_websocket_passes_the_log_is_asked_for(logs: list[str], statuses: list[str]) -> None:
     job, shown, said = Dashboard(logs=logs, statuses=statuses), list[str](), list[str]()
     with dashboard(job) as url, patched(NO_CLUSTER):
-        end = running_job.follow(client.JobApi(url), "train-1", shown.append, said.append, poll_s=0.05)
+        end = running_job.follow(job_api.JobApi(url), "train-1", shown.append, said.append, poll_s=0.05)
     assert end["exit_code"] == 0
     assert "".join(shown) == "one\ntwo\nthree\n"
     assert len(said) == 1

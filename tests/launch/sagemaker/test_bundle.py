@@ -16,11 +16,11 @@ import pytest
 
 import offload
 from offload.errors import ConfigError
-from offload.launch.files import left_behind
 from offload.launch.requirements import requirements
 from offload.launch.sagemaker import bundle
 from offload.launch.sagemaker.bundle import PLAN, TOKEN, pack
 from offload.launch.sagemaker.settings import TO_INSTALL, Settings
+from offload.launch.uploaded_files import left_behind
 
 ENTRY = "offload_entry.py"
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from offload.errors import ConfigError, RunError
 from offload.launch.sagemaker.container import ray_node
-from offload.launch.sagemaker.container.progress import ProgressLines, over_all, progress_line, read_progress
+from offload.launch.sagemaker.container.progress_lines import ProgressLines, over_all, progress_line, read_progress
 from offload.launch.sagemaker.container.ray_node import NodeSpec, gpus, store_bytes
 from offload.launch.sagemaker.settings import Settings, arguments, read_settings
 

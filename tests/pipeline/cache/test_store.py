@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from offload.pipeline.cache import accounts, room
-from offload.pipeline.cache.room import Ledger, entry_bytes
+from offload.pipeline.cache import accounts, space
+from offload.pipeline.cache.space import Ledger, entry_bytes
 from offload.pipeline.cache.spec import LEDGER, CacheSpec, parse_cache
 from offload.pipeline.cache.store import CachedSource, Store, opened
 from tests.helpers import eventually, mount_small_disk
@@ -37,11 +37,11 @@ def spec_of(folder: Path | str, size: str) -> CacheSpec:
 def on_disk(spec: CacheSpec) -> int:
     """The bytes of all contents, finished or not, in blocks of the disk."""
     with Ledger(spec.folder / LEDGER).held():  # nothing moves meanwhile
-        paths = [path for name in (room.NEW, room.SOURCES) for path in (spec.folder / name).rglob("*")]
+        paths = [path for name in (space.NEW, space.SOURCES) for path in (spec.folder / name).rglob("*")]
         return sum(
             path.stat().st_blocks * 512
             for path in paths
-            if path.is_file() and path.name not in (room.USERS, room.SEARCHED)
+            if path.is_file() and path.name not in (space.USERS, space.SEARCHED)
         )
 
 
@@ -96,7 +96,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(damage=st.sampled_from(["cut", "flip", "empty", "grow"]), choice=st.randoms(use_true_random=False))
     def damage(self, damage: str, choice: random.Random) -> None:
-        paths = sorted(path for path in (self.spec.folder / room.SOURCES).rglob("??/*") if path.is_file())
+        paths = sorted(path for path in (self.spec.folder / space.SOURCES).rglob("??/*") if path.is_file())
         if not paths:
             return
         path = choice.choice(paths)
@@ -123,7 +123,7 @@ class Life(RuleBasedStateMachine):
     def is_bounded(self) -> None:
         assert on_disk(self.spec) <= self.spec.limit_bytes
         assert booked(self.spec) == on_disk(self.spec)
-        assert not list((self.spec.folder / room.NEW).iterdir())
+        assert not list((self.spec.folder / space.NEW).iterdir())
 
     def teardown(self) -> None:
         self.folder.cleanup()
@@ -194,7 +194,7 @@ def test_contents_that_a_source_no_longer_has_make_room_after_a_whole_pass(tmp_p
     ended = weakref.ref(store)
     del store
     has_ended(ended)
-    for path in (spec.folder / room.SOURCES).rglob("??/*"):
+    for path in (spec.folder / space.SOURCES).rglob("??/*"):
         os.utime(path, (time.time() - 900, time.time() - 900))
     source = Store(spec).source("a")
     for epoch in (3, 4):
@@ -246,8 +246,8 @@ def test_processes_of_a_node_share_a_folder_within_the_bound(tmp_path: Path) -> 
                 assert on_disk(spec) <= spec.limit_bytes
         assert each.returncode == 0
     assert 0 < on_disk(spec) == booked(spec)
-    assert not list((spec.folder / room.NEW).iterdir())
-    assert not list((spec.folder / room.BUSY).iterdir())
+    assert not list((spec.folder / space.NEW).iterdir())
+    assert not list((spec.folder / space.BUSY).iterdir())
 
 
 def test_killed_processes_leave_nothing_wrong_and_nothing_behind(tmp_path: Path) -> None:
@@ -266,8 +266,8 @@ def test_killed_processes_leave_nothing_wrong_and_nothing_behind(tmp_path: Path)
         assert booked(spec) >= on_disk(spec)
     store = Store(spec)
     store.joined()
-    assert not list((spec.folder / room.NEW).iterdir())
-    assert not list((spec.folder / room.BUSY).iterdir())
+    assert not list((spec.folder / space.NEW).iterdir())
+    assert not list((spec.folder / space.BUSY).iterdir())
     assert 0 < on_disk(spec) == booked(spec)
     source = store.source("a")
     assert any(held(source, number, version) for number in range(KEYS) for version in (1, 2))
@@ -308,7 +308,7 @@ def test_on_a_full_disk_it_stores_nothing_more_says_so_once_and_still_reads(tmp_
         assert accounts.collect().problem == f"{tmp_path}: No space left on device"
         fill(source)
         assert accounts.collect().problem is None
-        assert not list((spec.folder / room.NEW).iterdir())
+        assert not list((spec.folder / space.NEW).iterdir())
         assert booked(spec) == on_disk(spec)
         assert 0 < sum(held(source, number) for number in range(KEYS)) < KEYS
         with source.alone(key_of(KEYS - 1)):
@@ -347,4 +347,4 @@ def test_a_content_is_read_from_storage_once_for_all_who_want_it_at_the_same_tim
     for thread in threads:
         thread.join(300)
     assert reads == [1]
-    eventually(lambda: not list((tmp_path / "offload-cache" / room.BUSY).iterdir()))
+    eventually(lambda: not list((tmp_path / "offload-cache" / space.BUSY).iterdir()))

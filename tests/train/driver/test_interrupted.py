@@ -22,7 +22,7 @@ from offload.train.cluster.node_requests import NodeRequests
 from offload.train.driver import conductor as conductor_module
 from offload.train.driver import run as run_module
 from offload.train.driver.ray_train import TorchTrainer
-from offload.train.hub.names import runs
+from offload.train.hub.run_names import runs
 from tests.conftest import LOGICAL_CPUS
 from tests.helpers import eventually
 from tests.loops import one_epoch
@@ -208,7 +208,7 @@ def test_a_run_that_waits_for_room_says_who_holds_it(tmp_path: Path, monkeypatch
         return shown[-1]
 
     monkeypatch.setattr(conductor_module, "_seen", seen)
-    monkeypatch.setattr("offload.train.driver.fleet.machine.OWN_ROOM_S", 0.0)
+    monkeypatch.setattr("offload.train.driver.fleet.state_machine.OWN_ROOM_S", 0.0)
     try:
         with pytest.raises(
             offload.ConfigError, match=r"that this program itself holds, 4 of 4 CPU \(actor Counter 4 CPUs\)\. End"

@@ -19,7 +19,7 @@ import torch
 import offload
 from offload.callbacks import Prometheus
 from offload.report.page.records import RunReader
-from offload.train.hub.names import hub_of, runs
+from offload.train.hub.run_names import hub_of, runs
 from tests.helpers import ROOT, eventually
 
 
@@ -83,7 +83,7 @@ from ray.util.state import list_actors
 
 import offload
 from offload.report.page.records import RunReader
-from offload.train.hub.names import hub_of, runs
+from offload.train.hub.run_names import hub_of, runs
 from tests.helpers import eventually
 from tests.prometheus import free_port
 

@@ -18,10 +18,10 @@ from offload.model.placement import Bundle, NodeResources, WorkerResources
 from offload.report.events.event import DRIVER, RunEvent
 from offload.train.config import BatchSize
 from offload.train.driver.conductor import Conductor
-from offload.train.driver.fleet.machine import GRANT_S, step
 from offload.train.driver.fleet.messages import ClusterSeen
 from offload.train.driver.fleet.room import Terms
 from offload.train.driver.fleet.state import Fleet, Starting
+from offload.train.driver.fleet.state_machine import GRANT_S, step
 from offload.train.driver.tuner import Tuner
 from offload.train.messages import GroupStatus, News, Orders
 from tests.train.driver.fleet.made_up import Room

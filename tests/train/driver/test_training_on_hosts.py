@@ -32,10 +32,10 @@ import numpy as np, psutil, ray, ray.train, torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import offload
 from offload import preload
-from offload.pipeline.index import stored
+from offload.pipeline.index import stored_rows
 from offload.train.cluster.connection import import_ahead, on_this_node
 
-stored.IN_MEMORY = 10  # the index is on the driver's disk
+stored_rows.IN_MEMORY = 10  # the index is on the driver's disk
 
 @ray.remote(num_cpus=0)
 def serves():

@@ -18,7 +18,7 @@ from offload.report.run_tail import RunOverError
 from offload.train.cluster.holdings import Holdings
 from offload.train.hub import view
 from offload.train.hub.actor import Hub
-from offload.train.hub.names import hub_of, named_hub, runs
+from offload.train.hub.run_names import hub_of, named_hub, runs
 from tests.helpers import eventually
 from tests.report.runs import Writer
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from ray import cloudpickle
 
 from offload.errors import RunError
-from offload.train.driver.failures import describe_failure
+from offload.train.driver.failure_texts import describe_failure
 from offload.train.worker.process import RestatedError, _share, run_user_function
 
 

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from offload.errors import ConfigError, argument
-from offload.launch.ray.cluster_files.head import TOKEN_FILE, head_of, make_token, submit, token_folder
+from offload.launch.ray.cluster_files.header import TOKEN_FILE, head_of, make_token, submit, token_folder
 from offload.launch.ray.cluster_files.planned import Planned, PlannedNodes
 from offload.launch.ray.cluster_files.software import Software
 from offload.launch.ray.cluster_files.text import YamlFile, YamlPart

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from offload.launch.ray.cluster_files.head import TOKEN_FILE, head_of, submit, token_folder
+from offload.launch.ray.cluster_files.header import TOKEN_FILE, head_of, submit, token_folder
 from offload.launch.ray.cluster_files.planned import Planned, PlannedNodes
 from offload.launch.ray.cluster_files.software import Software
 from offload.launch.ray.cluster_files.text import YamlFile, YamlPart

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow.fs as pafs
 
 from offload.errors import ConfigError
-from offload.pipeline.sources.files import open_filesystem
+from offload.pipeline.sources.storage_paths import open_filesystem
 from offload.train.checkpoints.ray_list import PREFIX, SNAPSHOT, is_whole, mended_snapshot
 
 

@@ -18,7 +18,7 @@ from offload.errors import ConfigError
 from offload.launch.sagemaker.container import ray_node
 from offload.launch.sagemaker.container.place import INTERRUPTED, STOPPED_EARLY, HostPlace, Outcome, reason_of
 from offload.launch.sagemaker.container.prepared import SAME_EVERYWHERE, Prepared, prepare
-from offload.launch.sagemaker.container.progress import ProgressLines
+from offload.launch.sagemaker.container.progress_lines import ProgressLines
 from offload.launch.sagemaker.container.ray_node import RayNode
 from offload.launch.sagemaker.container.rendezvous import MEETING_PORT, Rendezvous
 from offload.launch.sagemaker.settings import PLAN, Settings, arguments, deadline_s

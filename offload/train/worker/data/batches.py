@@ -1,7 +1,7 @@
 """The worker's end of the data path: slices of blocks in, local batches on the device out, ahead of the training thread.
 
-Threads of their own fetch blocks (:mod:`offload.train.worker.data.fetching`). Another one cuts them into batches (in pinned memory for a
-GPU), agrees with the other ranks on the batch's rows, and moves the batch to the device on a stream of its own. The ranks' agreement is a
+Threads of their own fetch blocks (:mod:`offload.train.worker.data.slice_fetcher`). Another one cuts them into batches (in pinned memory for
+a GPU), agrees with the other ranks on the batch's rows, and moves the batch to the device on a stream of its own. The ranks' agreement is a
 gather of a few numbers on a process group of its own, ahead of training by the prefetch depth. The training thread never waits for it
 unless it waits for data. Other agreements of the ranks travel with it (:mod:`offload.train.worker.links.agreement`).
 """
@@ -22,7 +22,7 @@ from offload.pipeline.order.ranges import Ranges
 from offload.train.worker.data.cutting import Cut, Cutter, Skipped, TokenBudget
 from offload.train.worker.data.delivery import Delivery
 from offload.train.worker.data.feed_client import FeedClient
-from offload.train.worker.data.fetching import Fetcher, Piece
+from offload.train.worker.data.slice_fetcher import Fetcher, Piece
 from offload.train.worker.links.agreement import Agreed, Agreement
 from offload.train.worker.links.peers import Peers
 

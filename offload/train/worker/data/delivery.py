@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from offload.errors import RunError
+from offload.pipeline.blocks.device_placement import DevicePlacement
 from offload.pipeline.blocks.memory import writable
-from offload.pipeline.blocks.placement import DevicePlacement
 from offload.pipeline.blocks.tensors import map_tensors
 from offload.pipeline.blocks.whole_samples import is_nested
 from offload.pipeline.blocks.wire import (

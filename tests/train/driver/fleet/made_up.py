@@ -10,10 +10,10 @@ from offload.model.batch_split import BatchSplit
 from offload.model.placement import Bundle, NodeResources, WorkerResources, bundle_of
 from offload.report.events.event import RunEvent
 from offload.train.driver.conductor import Conductor
-from offload.train.driver.fleet.machine import step
 from offload.train.driver.fleet.messages import ClusterSeen
 from offload.train.driver.fleet.room import Terms
 from offload.train.driver.fleet.state import Fleet, Starting
+from offload.train.driver.fleet.state_machine import step
 from offload.train.messages import GroupStatus, News, Orders
 
 E = TypeVar("E", bound=RunEvent)

@@ -16,7 +16,6 @@ from offload.model.placement import NodeResources, WorkerResources, bundle_of
 from offload.report.events.decisions import EventIgnored, ReadyToResize, ResizeCost, Resized
 from offload.report.events.faults import NotStarted
 from offload.report.events.training import CheckpointWritten, FirstStep
-from offload.train.driver.fleet.machine import GRANT_S, OVERDUE_S, OWN_ROOM_S, REFUSED_S, step
 from offload.train.driver.fleet.messages import (
     Action,
     Ask,
@@ -47,6 +46,7 @@ from offload.train.driver.fleet.state import (
     Stranded,
     orders_of,
 )
+from offload.train.driver.fleet.state_machine import GRANT_S, OVERDUE_S, OWN_ROOM_S, REFUSED_S, step
 from offload.train.messages import News, Orders
 from tests.train.driver.fleet.made_up import NOTHING, ONE_MORE, WORKER, Run, cpu_node, gpu_node, group, split_of
 

@@ -14,7 +14,7 @@ from offload.errors import RunError
 from offload.pipeline.blocks.fetching import AT_ONCE, BlockLostError
 from offload.pipeline.blocks.wire import Columns
 from offload.pipeline.feed.passes import PassKey, Reach, Slice
-from offload.train.worker.data.fetching import Fetcher, allowed
+from offload.train.worker.data.slice_fetcher import Fetcher, allowed
 
 KEY = PassKey(attempt=1, name="train", number=0)
 WAIT_S = 60.0

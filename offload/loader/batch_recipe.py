@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from torch._utils import ExceptionWrapper
 
-from offload.loader.stored import StoredWatch
+from offload.loader.attribute_watch import StoredWatch
 from offload.pipeline.blocks.packing import Packed, pack
 from offload.pipeline.order.shuffling import mix
 from offload.pipeline.work.block import Scratch

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from offload.errors import ConfigError
-from offload.loader.arguments import GENERATOR, other_rank
+from offload.loader.epoch_arguments import GENERATOR, other_rank
 from offload.loader.state.draws import read, read_version_1, written
 from offload.loader.state.trail import Trail
 from offload.model.checks import check_count, check_mapping
@@ -30,7 +30,7 @@ class EpochProgress:
         start: the state at the beginning of the epoch: :func:`offload.loader.state.draws.state_of`, and entries of the loader.
         between: before the epoch has begun, the state of the loader's own generators:
             :func:`offload.loader.state.draws.generators_of`.
-        arguments: those of the epoch, see :func:`offload.loader.arguments.arguments_of`.
+        arguments: those of the epoch, see :func:`offload.loader.epoch_arguments.arguments_of`.
         trail: the checksums of the batches that the sampler has drawn.
         over: whether the epoch has ended.
     """

@@ -41,8 +41,8 @@ def units_of(dataset: ray.data.Dataset, *, shuffle: bool = True, has_ids: bool =
     if that fails, and ConfigError for a Dataset without rows.
     """
     try:
+        from offload.pipeline.raydata.dataset_plan import take_over
         from offload.pipeline.raydata.executed import ExecutionError
-        from offload.pipeline.raydata.plan import take_over
         from offload.pipeline.raydata.refusals import NotTakenOverError
     except ImportError as error:
         return f"offload does not know the plans of Ray {ray.__version__} ({error})"

@@ -25,6 +25,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from offload.errors import OffloadError, RunError
+from offload.loader.batch_recipe import BatchOrder, Imports
 from offload.loader.job.node_choice import NodeChoice
 from offload.loader.job.readers import (
     KEPT_PER_CORE,
@@ -34,7 +35,6 @@ from offload.loader.job.readers import (
     Resting,
 )
 from offload.loader.line import BatchPlace, IterableLine, MapLine
-from offload.loader.recipe import BatchOrder, Imports
 from offload.loader.stats import MadeRates
 from offload.pipeline.blocks.sender import BlockSenders
 from offload.pipeline.feed.datasets import Cores

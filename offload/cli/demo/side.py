@@ -1,6 +1,6 @@
 """One side of the demo's comparison, as a program: a loop over a DataLoader, torch's or offload's, which notes when batches come.
 
-``python -m offload.cli.demo.loop torch|offload IMAGES SECONDS WORKERS CORES FILE`` writes a JSON document to FILE. Its process and
+``python -m offload.cli.demo.side torch|offload IMAGES SECONDS WORKERS CORES FILE`` writes a JSON document to FILE. Its process and
 those of torch's loader use the CPUs of CORES (``0,1``) alone. The loop, the data set and the step are the same for both loaders.
 """
 

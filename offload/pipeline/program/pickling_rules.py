@@ -1,6 +1,7 @@
 """Rules by which objects of single classes travel: memory maps, caches, properties, types, weak dictionaries, scripted modules.
 
-A rule reduces an object as ``__reduce__`` does. Where it stops: :mod:`offload.pipeline.program.names` holds the rules for names in modules.
+A rule reduces an object as ``__reduce__`` does. Where it stops: :mod:`offload.pipeline.program.pickling_names` holds the rules for names in
+modules.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from offload.errors import RunError
-from offload.pipeline.program.names import Rule, attribute, is_by_value
+from offload.pipeline.program.pickling_names import Rule, attribute, is_by_value
 
 LARGE_BYTES = 64 << 20  # smaller maps travel with their content: nodes that do not see the file can use them
 
