@@ -36,7 +36,7 @@ exclude_patterns = [".*", "build", "dist", "node_modules", "runs", "site", "data
 # Names in signatures that other projects document, or that no page documents.
 ELSEWHERE = [
     r"(?!offload\.).*",
-    r"offload\.(loader\.loader\.T_co|train\.worker\.(context\.(Model|Other|Third)|batch\.Batch(Iterator)?))",
+    r"offload\.(loader\.loader\.T_co|train\.worker\.(context\.(Model|Other|Third)|data\.batch\.Batch(Iterator)?))",
 ]
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click"]
