@@ -23,7 +23,7 @@ class BatchPlace(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Finished:
+class _FinishedBatch:
     """A finished batch, with its size in its node's object store."""
 
     place: BatchPlace
@@ -38,7 +38,7 @@ class MapLine:
         self._orders: dict[int, BatchOrder] = {}  # of batches that the consumer may still need
         self._wanted: deque[int] = deque()
         self._under_way: set[int] = set()
-        self._finished: dict[int, _Finished] = {}
+        self._finished: dict[int, _FinishedBatch] = {}
         self._next = 0
 
     @property
@@ -75,7 +75,7 @@ class MapLine:
         for item, order in enumerate(orders):
             self._under_way.discard(order.number)
             if order.number >= self._next and order.number not in self._finished:
-                batch = _Finished(place=BatchPlace(ref, item, node), size_bytes=size_bytes // len(orders))
+                batch = _FinishedBatch(place=BatchPlace(ref, item, node), size_bytes=size_bytes // len(orders))
                 self._finished[order.number] = batch
                 self.held_bytes[node] += batch.size_bytes
 

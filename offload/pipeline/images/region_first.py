@@ -35,7 +35,7 @@ _BEFORE = {"ToImage", "PILToTensor"}
 
 
 @dataclass(frozen=True)
-class _Region:
+class _RegionPlan:
     """A region to decode, and the rest of the step. ``target``: the size of the result, if a scaled region will do."""
 
     top: int
@@ -111,7 +111,7 @@ class _Planner:
         mode = _value(getattr(step, "interpolation", None))
         self.kernel: str | None = mode if not tensors and isinstance(mode, str) and mode in _LIKE_PILLOW else None
 
-    def __call__(self, height: int, width: int) -> _Region | None:
+    def __call__(self, height: int, width: int) -> _RegionPlan | None:
         raise NotImplementedError
 
 
@@ -123,18 +123,18 @@ class _ResizedCrop(_Planner):
         self.rest = copy.copy(step)
         self.rest.get_params = _all_of
 
-    def __call__(self, height: int, width: int) -> _Region:
+    def __call__(self, height: int, width: int) -> _RegionPlan:
         top, left, rows, columns = self.step.get_params(_shaped(height, width), self.step.scale, self.step.ratio)
-        return _Region(top, left, rows, columns, self.rest, _pair(self.step.size) if self.scales else None)
+        return _RegionPlan(top, left, rows, columns, self.rest, _pair(self.step.size) if self.scales else None)
 
 
 class _ResizedCropV2(_Planner):
     """RandomResizedCrop of torchvision v2."""
 
-    def __call__(self, height: int, width: int) -> _Region:
+    def __call__(self, height: int, width: int) -> _RegionPlan:
         box = self.step.make_params([_shaped(height, width)])
         target = _pair(self.step.size) if self.scales else None
-        return _Region(box["top"], box["left"], box["height"], box["width"], self._finish, target)
+        return _RegionPlan(box["top"], box["left"], box["height"], box["width"], self._finish, target)
 
     def _finish(self, image: Any) -> Any:
         top, left, height, width = _all_of(image)
@@ -144,25 +144,25 @@ class _ResizedCropV2(_Planner):
 class _CenterCrop(_Planner):
     """CenterCrop of torchvision. It pads a smaller image, so such an image is decoded as a whole."""
 
-    def __call__(self, height: int, width: int) -> _Region | None:
+    def __call__(self, height: int, width: int) -> _RegionPlan | None:
         rows, columns = _pair(self.step.size)
         if rows > height or columns > width:
             return None
         # Round as torchvision does. The step then gets an image of exactly its size.
-        return _Region(round((height - rows) / 2.0), round((width - columns) / 2.0), rows, columns, self.step)
+        return _RegionPlan(round((height - rows) / 2.0), round((width - columns) / 2.0), rows, columns, self.step)
 
 
 class _Resize(_Planner):
     """Resize of torchvision. It needs the whole image, but a large one at a smaller scale will do."""
 
-    def __call__(self, height: int, width: int) -> _Region | None:
+    def __call__(self, height: int, width: int) -> _RegionPlan | None:
         target = self._target(height, width) if self.scales else None
         if target is None:
             return None
         # The scaled image has rounded sides, from which the step would compute another size than from the original.
         rest = copy.copy(self.step)
         rest.size, rest.max_size = list(target), None
-        plan = _Region(0, 0, height, width, rest, target)
+        plan = _RegionPlan(0, 0, height, width, rest, target)
         return plan if plan.scale() > 1 or self.kernel is not None else None
 
     def _target(self, height: int, width: int) -> tuple[int, int] | None:
