@@ -79,7 +79,7 @@ class _RankLine:
         return bool(self.near) and (reach != "far" or not self.near[0].node)
 
 
-class _FinishedTask:
+class _FinishedBlocks:
     """Finished blocks that wait for those of earlier tasks."""
 
     def __init__(self) -> None:
@@ -223,7 +223,7 @@ class Pass:
         if request.batch is not None and total is not None:
             self._allotment = Stripes(request.world_size, request.batch, total)
         # A block's way: finished, delivered in order, cut into the lines of ranks, handed to them.
-        self._finished, self._delivered, self._transfers = _FinishedTask(), _Delivered(), _Transfers()
+        self._finished, self._delivered, self._transfers = _FinishedBlocks(), _Delivered(), _Transfers()
         self._joined: set[int] = set()
         self._left: set[int] = set()
 
