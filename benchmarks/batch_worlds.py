@@ -17,7 +17,7 @@ import numpy as np
 from offload.adapt.decide import Keep, State, decide
 from offload.adapt.noise_average import NoiseAverage
 from offload.adapt.observe import LEAST_STEPS, Seen, StepInterval
-from offload.adapt.situation import Option, Rules, Situation
+from offload.adapt.situation import DecisionBounds, Option, Situation
 from offload.model.batch_split import BatchSplit
 from offload.model.goodput import JointGoodput
 from offload.model.noise import GradientNoise
@@ -139,7 +139,7 @@ class Smoothed:
 
 
 Rule = Callable[[BatchSplit, Seen, NoiseAverage, Smoothed], BatchSplit]
-RULES_OF = Rules(initial_batch_size=INITIAL, max_batch_size=MOST, local_batch_size=(8, 2048))
+RULES_OF = DecisionBounds(initial_batch_size=INITIAL, max_batch_size=MOST, local_batch_size=(8, 2048))
 
 
 def offload_rule(batch: BatchSplit, seen: Seen, noise: NoiseAverage, smoothed: Smoothed) -> BatchSplit:

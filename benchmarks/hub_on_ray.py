@@ -23,7 +23,7 @@ from benchmarks import counting_ranks, stand_ins
 from offload import preload
 from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.feed.passes import PassKey, PassRequest
-from offload.pipeline.feed.sizing import Rates, plan_tasks
+from offload.pipeline.feed.sizing import SampleCost, plan_tasks
 from offload.pipeline.pool.packed_recipe import PackedRecipe
 from offload.pipeline.sources.from_torch import list_torch_dataset
 from offload.train.hub.client import HubClient
@@ -199,7 +199,7 @@ class Case:
 
 def _full_task(cores: int, first_rows: int) -> int:
     """The rows of a full task."""
-    rates = Rates(core_seconds_per_sample=stand_ins.SAMPLE_S, bytes_per_sample=1.0)
+    rates = SampleCost(core_seconds_per_sample=stand_ins.SAMPLE_S, bytes_per_sample=1.0)
     return plan_tasks(sys.maxsize, cores=cores, first_rows=first_rows, rates=rates, local_batch_size=LOCAL_BATCH)[0]
 
 

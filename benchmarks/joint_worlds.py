@@ -20,7 +20,7 @@ from benchmarks.decision_worlds import CORE_USD, GPU_USD, JOINS, LEAVES, Cores
 from offload.adapt.cores import CorePrice, CoresLearned, InputSeen, count_cores
 from offload.adapt.decide import Keep, State, cores_meanwhile, decide
 from offload.adapt.observe import LEAST_STEPS, Seen, StepInterval
-from offload.adapt.situation import Objective, Option, Rules, Situation
+from offload.adapt.situation import DecisionBounds, Objective, Option, Situation
 from offload.measure.steps import INPUT_BOUND
 from offload.model.batch_split import BatchSplit
 from offload.model.goodput import JointGoodput
@@ -123,7 +123,7 @@ def oracle(each: World, progress: float, objective: Objective) -> tuple[float, f
 class Run:
     """What a rule knows of a run under way."""
 
-    rules: Rules
+    rules: DecisionBounds
     noise: GradientNoise
     seen: Seen
     work_left: float
@@ -196,7 +196,7 @@ RULES: dict[str, Callable[[], Rule]] = {"offload": offload_rule, "AdaptDL + tf.d
 def run(each: World, rule: Rule, objective: Objective, seed: int) -> tuple[float, int, int, int]:
     """Dollars (or time) over the oracle's; changes of the workers, of the batch alone, and of the cores."""
     rng = random.Random(seed)
-    rules = Rules(
+    rules = DecisionBounds(
         initial_batch_size=INITIAL, max_batch_size=MOST, local_batch_size=LOCAL, objective=objective, overlap=OVERLAP
     )
     shares = [(number + 0.5) / INTERVALS for number in range(INTERVALS)]

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from offload.adapt.situation import Option, Rules, Situation
+from offload.adapt.situation import DecisionBounds, Option, Situation
 from offload.adapt.worth import EXPLORED, Choice, WorthModel
 from offload.formatting import rate_shown
 from offload.model.batch_split import BatchSplit
@@ -71,7 +71,7 @@ class State:
     turns: int = 0
     released_s: float = 0.0
 
-    def agreeing(self, rules: Rules, *, grows: bool) -> int:
+    def agreeing(self, rules: DecisionBounds, *, grows: bool) -> int:
         """The intervals in a row that must ask for a change: twice as many after each change back and forth, since noise caused it."""
         turns = self.turns + (self.grew is not None and self.grew != grows)
         return rules.agreeing << min(turns, MOST_TURNS)
@@ -86,7 +86,7 @@ class State:
         return State(grew=grows, turns=self.turns + turned, released_s=self.released_s + released_s)
 
 
-def decide(state: State, situation: Situation, rules: Rules) -> tuple[State, Decision]:
+def decide(state: State, situation: Situation, rules: DecisionBounds) -> tuple[State, Decision]:
     """The next size, or why the present one stays, with the memory for the next decision.
 
     Objective ``cost`` needs the price of every option. If one is unknown, goodput alone decides, and the reason says so.
@@ -129,7 +129,7 @@ def decide(state: State, situation: Situation, rules: Rules) -> tuple[State, Dec
     )
 
 
-def cores_meanwhile(counted: int, present: int, state: State, decision: Decision, rules: Rules) -> int:
+def cores_meanwhile(counted: int, present: int, state: State, decision: Decision, rules: DecisionBounds) -> int:
     """The cores to ask for besides a decision, where ``counted`` would feed the present size, and ``present`` are there or coming.
 
     If a run that saves dollars is about to change its workers, it adds no cores that only the present ones need: it would pay for them
@@ -141,7 +141,7 @@ def cores_meanwhile(counted: int, present: int, state: State, decision: Decision
     return min(counted, max(present, math.ceil(cores)))
 
 
-def _at_home(here: Option, now: Choice, situation: Situation, rules: Rules) -> Choice:
+def _at_home(here: Option, now: Choice, situation: Situation, rules: DecisionBounds) -> Choice:
     """The best batch for the present worker count, accumulated or not; ``now`` if none fits.
 
     The gradient noise changes while batches grow, so the batch is at most ``EXPLORED`` times the largest one seen. Steps of one
@@ -154,7 +154,7 @@ def _at_home(here: Option, now: Choice, situation: Situation, rules: Rules) -> C
     return next(iter(WorthModel(situation, rules, hopeful=len(sizes) == 1).best([here], within)), now)
 
 
-def _forced(situation: Situation, rules: Rules, model: WorthModel) -> Decision:
+def _forced(situation: Situation, rules: DecisionBounds, model: WorthModel) -> Decision:
     """The best possible option, where the present worker count no longer fits."""
     best = _pick(model.best(situation.options), rules)
     if best is None:
@@ -169,7 +169,7 @@ def _forced(situation: Situation, rules: Rules, model: WorthModel) -> Decision:
     )
 
 
-def _pick(choices: Sequence[Choice], rules: Rules) -> Choice | None:
+def _pick(choices: Sequence[Choice], rules: DecisionBounds) -> Choice | None:
     """The best option, or one of fewer workers that is about as good: nobody should pay for idle workers."""
     if not choices:
         return None
@@ -178,13 +178,13 @@ def _pick(choices: Sequence[Choice], rules: Rules) -> Choice | None:
     return min(good, key=lambda choice: choice.option.workers)
 
 
-def _only_releases(now: Choice, best: Choice, rules: Rules) -> bool:
+def _only_releases(now: Choice, best: Choice, rules: DecisionBounds) -> bool:
     """Whether a change gains nothing except the workers that it releases."""
     gain = best.worth(rules.objective) / now.worth(rules.objective) - 1
     return best.option.workers < now.option.workers and gain < rules.least_resize_gain
 
 
-def _not_worth(state: State, now: Choice, best: Choice, situation: Situation, rules: Rules) -> str | None:
+def _not_worth(state: State, now: Choice, best: Choice, situation: Situation, rules: DecisionBounds) -> str | None:
     """The reason why a change of the worker count does not pay; None if it pays."""
     fewer = best.option.workers < now.option.workers
     gain = best.worth(rules.objective) / now.worth(rules.objective) - 1
@@ -214,7 +214,7 @@ def _not_worth(state: State, now: Choice, best: Choice, situation: Situation, ru
     return None
 
 
-def _restarts_to(best: Choice, situation: Situation, rules: Rules) -> int:
+def _restarts_to(best: Choice, situation: Situation, rules: DecisionBounds) -> int:
     """The restarts until no more workers are released.
 
     Fewer workers need larger local batches. The run learns their time only there, and may then release more: at worst it halves the
@@ -225,7 +225,7 @@ def _restarts_to(best: Choice, situation: Situation, rules: Rules) -> int:
     return 1 + math.ceil(math.log2(best.option.workers / fewest))
 
 
-def _rebatch(now: Choice, best: Choice, rules: Rules, instead: str | None = None) -> Decision:
+def _rebatch(now: Choice, best: Choice, rules: DecisionBounds, instead: str | None = None) -> Decision:
     gain = best.worth(rules.objective) / now.worth(rules.objective) - 1 if now.goodput > 0 else math.inf
     if best.split == now.split or gain < rules.least_gain:
         return Keep(reason=instead or f"no other size gains {rules.least_gain:.0%}")

@@ -39,7 +39,7 @@ class Option:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rules:
+class DecisionBounds:
     """The bounds of the decisions, and the rules that keep them steady.
 
     Args:

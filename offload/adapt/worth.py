@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from offload.adapt.situation import Objective, Option, Rules, Situation
+from offload.adapt.situation import DecisionBounds, Objective, Option, Situation
 from offload.model.batch_split import BatchSplit
 from offload.model.goodput import JointGoodput
 from offload.model.noise import GradientNoise
@@ -41,7 +41,7 @@ class WorthModel:
     the run tries them and learns their time."""
 
     situation: Situation
-    rules: Rules
+    rules: DecisionBounds
     hopeful: bool = False
 
     @cached_property

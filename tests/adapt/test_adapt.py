@@ -14,7 +14,7 @@ import offload
 from offload.adapt.decide import Keep, Rebatch, Resize, State, decide
 from offload.adapt.observe import Seen, StepInterval
 from offload.adapt.rules import RULES, learning_rate_factor
-from offload.adapt.situation import Option, Rules, Situation
+from offload.adapt.situation import DecisionBounds, Option, Situation
 from offload.errors import ConfigError
 from offload.measure.steps import Totals
 from offload.model import GradientNoise, JointGoodput, StepTime
@@ -26,7 +26,7 @@ from offload.train.messages import News
 
 TRUTH = StepTime(0.02, 0.001, 0.01, 0.001, 0.02, 0.001, 2.0)
 NOISE = GradientNoise(sqr=0.01, var=1.0, batch_size=64)
-RULES_OF = Rules(initial_batch_size=64, max_batch_size=1024, local_batch_size=(8, 512))
+RULES_OF = DecisionBounds(initial_batch_size=64, max_batch_size=1024, local_batch_size=(8, 512))
 
 
 def interval(

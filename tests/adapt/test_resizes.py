@@ -14,7 +14,7 @@ import pytest
 from offload.adapt import observe
 from offload.adapt.decide import Keep, Resize, State, decide
 from offload.adapt.observe import Seen
-from offload.adapt.situation import Option, Rules, Situation
+from offload.adapt.situation import DecisionBounds, Option, Situation
 from offload.model import GradientNoise, JointGoodput, StepTime
 from offload.model.batch_split import BatchSplit
 from offload.model.fit import fit_step_time
@@ -37,7 +37,7 @@ class Done:
 
 
 def train(
-    truth: StepTime, split: BatchSplit, rules: Rules, *, work: float, restart_s: float, input_samples_per_s: float,
+    truth: StepTime, split: BatchSplit, rules: DecisionBounds, *, work: float, restart_s: float, input_samples_per_s: float,
     noise: float = 0.0, seed: int = 0, until_s: float = math.inf, most: int = 8,
 ) -> Done:  # fmt: skip
     rng, seen, state = random.Random(seed), Seen(), State()
@@ -69,7 +69,7 @@ def train(
     return done
 
 
-RULES = Rules(initial_batch_size=64, max_batch_size=64, local_batch_size=(8, 512))
+RULES = DecisionBounds(initial_batch_size=64, max_batch_size=64, local_batch_size=(8, 512))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_the_options_of_worker_counts_are_adaptdls(adaptdl: Any, least: int, sqr
     )
     theirs = adaptdl.GoodputFunction(perf, adaptdl.GradParams(noise.sqr, noise.var), 64)
     seen = seen_at(*[many(k, m) for k in (1, 2, 8, 16) for m in (16, 64, 256)])
-    rules = Rules(initial_batch_size=64, max_batch_size=4096, local_batch_size=(least, 256))
+    rules = DecisionBounds(initial_batch_size=64, max_batch_size=4096, local_batch_size=(least, 256))
     for workers in (1, 2, 4, 8, 12, 16):
         # The present count no longer fits, so the only option is taken whatever it is worth.
         situation = Situation(

@@ -15,7 +15,7 @@ from offload.pipeline.feed.sizing import (
     PLAN_TASKS_PER_CORE,
     TASK_S,
     WAITING,
-    Rates,
+    SampleCost,
     aligned,
     block_bytes,
     plan_tasks,
@@ -25,7 +25,7 @@ from offload.pipeline.feed.sizing import (
 MIB = 1 << 20
 
 rates_ = st.builds(
-    Rates,
+    SampleCost,
     core_seconds_per_sample=st.floats(1e-6, 20.0),
     bytes_per_sample=st.floats(0.0, 1e9),
 )
@@ -41,7 +41,7 @@ anything = {
 @settings(deadline=None)
 @given(**anything)
 def test_a_plan_never_asks_for_more_than_is_left(
-    remaining: int, cores: int, first_rows: int, rates: Rates | None, block_bytes: int
+    remaining: int, cores: int, first_rows: int, rates: SampleCost | None, block_bytes: int
 ) -> None:
     sizes = plan_tasks(remaining, cores=cores, first_rows=first_rows, rates=rates, block_bytes=block_bytes)
     assert all(size >= 1 for size in sizes)
@@ -52,9 +52,9 @@ def test_a_plan_never_asks_for_more_than_is_left(
 @settings(deadline=None, max_examples=40)
 @given(**{**anything, "remaining": st.integers(0, 20_000)})
 def test_planning_again_and_again_covers_everything(
-    remaining: int, cores: int, first_rows: int, rates: Rates | None, block_bytes: int
+    remaining: int, cores: int, first_rows: int, rates: SampleCost | None, block_bytes: int
 ) -> None:
-    measured: Rates | None = None
+    measured: SampleCost | None = None
     rounds = 0
     while remaining:
         sizes = plan_tasks(remaining, cores=cores, first_rows=first_rows, rates=measured, block_bytes=block_bytes)
@@ -76,7 +76,7 @@ def test_before_anything_is_measured_each_core_makes_its_share_of_the_first_batc
 
 @settings(deadline=None)
 @given(rates=rates_, limit=st.integers(MIB, BLOCK_BYTES))
-def test_a_task_is_as_long_as_it_may_be(rates: Rates, limit: int) -> None:
+def test_a_task_is_as_long_as_it_may_be(rates: SampleCost, limit: int) -> None:
     rows = rows_per_task(rates, limit)
     assert rows >= 1
     work_s, size = rows * rates.core_seconds_per_sample, rows * rates.bytes_per_sample
@@ -92,8 +92,8 @@ def test_a_task_is_as_long_as_it_may_be(rates: Rates, limit: int) -> None:
 @settings(deadline=None)
 @given(first_wait_s=st.floats(0.0, 100.0), core_s=st.floats(1e-4, 0.3))
 def test_tasks_are_so_long_that_the_wait_for_their_first_file_costs_little(first_wait_s: float, core_s: float) -> None:
-    rows = rows_per_task(Rates(core_seconds_per_sample=core_s, bytes_per_sample=1.0, first_wait_s=first_wait_s))
-    at_once = rows_per_task(Rates(core_seconds_per_sample=core_s, bytes_per_sample=1.0))
+    rows = rows_per_task(SampleCost(core_seconds_per_sample=core_s, bytes_per_sample=1.0, first_wait_s=first_wait_s))
+    at_once = rows_per_task(SampleCost(core_seconds_per_sample=core_s, bytes_per_sample=1.0))
     assert rows >= at_once
     if first_wait_s <= WAITING * TASK_S:
         assert rows == at_once
@@ -105,7 +105,7 @@ def test_tasks_are_so_long_that_the_wait_for_their_first_file_costs_little(first
 @settings(deadline=None)
 @given(cores=st.integers(1, 4000), core_s=st.floats(1e-4, 0.3))
 def test_tasks_of_many_cores_are_so_long_that_one_hub_keeps_up(cores: int, core_s: float) -> None:
-    rates = Rates(core_seconds_per_sample=core_s, bytes_per_sample=1.0)
+    rates = SampleCost(core_seconds_per_sample=core_s, bytes_per_sample=1.0)
     (size,) = set(plan_tasks(10**12, cores=cores, first_rows=256, rates=rates, local_batch_size=32))
     blocks_per_s = cores / (size * core_s)
     assert blocks_per_s * BLOCK_HUB_S <= 1 + max(core_s, 32 * core_s) / (size * core_s)
@@ -116,7 +116,7 @@ def test_tasks_of_many_cores_are_so_long_that_one_hub_keeps_up(cores: int, core_
 @settings(deadline=None)
 @given(cores=st.integers(1, 32), rates=rates_)
 def test_in_the_middle_of_a_pass_all_tasks_are_full_and_a_plan_holds_a_few_for_each_core(
-    cores: int, rates: Rates
+    cores: int, rates: SampleCost
 ) -> None:
     sizes = plan_tasks(10**12, cores=cores, first_rows=256, rates=rates)
     assert set(sizes) == {rows_per_task(rates)}
@@ -133,7 +133,7 @@ def test_in_the_middle_of_a_pass_all_tasks_are_full_and_a_plan_holds_a_few_for_e
 def test_at_the_end_tasks_shrink_so_that_no_core_waits_long_for_another(
     cores: int, full: int, waves: int, odd: int
 ) -> None:
-    rates = Rates(core_seconds_per_sample=TASK_S / full * (1 - 1e-9), bytes_per_sample=1.0)
+    rates = SampleCost(core_seconds_per_sample=TASK_S / full * (1 - 1e-9), bytes_per_sample=1.0)
     assert rows_per_task(rates) == full
     remaining = cores * full * waves + min(odd, full - 1)
     sizes = plan_tasks(remaining, cores=cores, first_rows=1, rates=rates)
@@ -154,7 +154,7 @@ def test_at_the_end_tasks_shrink_so_that_no_core_waits_long_for_another(
     remaining=st.integers(1, 10**7),
 )
 def test_full_tasks_hold_whole_local_batches(cores: int, local_batch_size: int, full: int, remaining: int) -> None:
-    rates = Rates(core_seconds_per_sample=TASK_S / full * (1 - 1e-9), bytes_per_sample=1.0)
+    rates = SampleCost(core_seconds_per_sample=TASK_S / full * (1 - 1e-9), bytes_per_sample=1.0)
     sizes = plan_tasks(remaining, cores=cores, first_rows=64, rates=rates, local_batch_size=local_batch_size)
     if remaining <= max(full, local_batch_size) * cores * PLAN_TASKS_PER_CORE:
         return  # it may taper
@@ -179,7 +179,7 @@ def test_a_rank_that_has_part_of_a_batch_comes_to_whole_ones(rows: int, batches:
 
 
 def test_a_local_batch_that_outgrows_a_block_is_not_made_in_one_task() -> None:
-    rates = Rates(core_seconds_per_sample=TASK_S / 40, bytes_per_sample=MIB)
+    rates = SampleCost(core_seconds_per_sample=TASK_S / 40, bytes_per_sample=MIB)
     assert set(plan_tasks(10**6, cores=2, first_rows=64, rates=rates, local_batch_size=64, block_bytes=64 * MIB)) == {
         64
     }

@@ -20,23 +20,38 @@ meets them. `make map` writes this page; a test holds that it is current.
 QUESTIONS = {
     "How do I add a source of samples?": {
         "pipeline/index/source.py": "what a source is: an index and a reader",
-        "pipeline/sources/image_folder.py": "an example",
+        "pipeline/sources/image_folder.py": "an example with one file per sample",
+        "pipeline/sources/parquet.py": "an example with many samples per file",
         "pipeline/sources/storage_paths.py": "paths on any storage",
         "pipeline/describe/sources.py": "the function that users call",
         "__init__.py": "its public name",
     },
     "What decides the size of a task?": {
-        "pipeline/feed/sizing.py": "the rule",
-        "pipeline/feed/meter.py": "what the rule measures",
-        "pipeline/feed/tasks.py": "who asks it",
+        "pipeline/feed/sizing.py": "the rule and its constants",
+        "pipeline/feed/meter.py": "the measurements of the rule",
+        "pipeline/pool/task.py": "the work that counts (`Cost.work_s`)",
+        "pipeline/feed/tasks.py": "who asks it for a run",
+        "pipeline/feed/pace.py": "the limit of a slow link",
+        "loader/job/loader_feed.py": "who asks it for a DataLoader",
     },
-    "Why did a sample come twice, or never?": {
+    "Why did a sample come twice, or never, within a run?": {
+        "pipeline/feed/tasks.py": "each position in one task, except those that were trained",
         "pipeline/feed/passes.py": "who gets which block, and which are made again",
         "pipeline/order/allot.py": "one rank for each row",
-        "pipeline/order/ranges.py": "positions that were trained",
-        "train/worker/saving/training_state.py": "what a worker commits and restores",
-        "train/checkpoints/format.py": "what a checkpoint says of them",
-        "loader/state/epoch_progress.py": "the same for a DataLoader",
+        "pipeline/work/block.py": "trained rows of a chunk are dropped",
+        "train/worker/loop.py": "a rank without samples gets a filler of weight 0, with an older sample's id",
+    },
+    "Why did a sample come twice, or never, after a resume?": {
+        "train/worker/saving/training_state.py": "what a worker commits and restores, and when an epoch starts again",
+        "pipeline/order/ranges.py": "the positions that were trained",
+        "train/checkpoints/format.py": "how a checkpoint stores them",
+        "train/driver/listed.py": "how a changed source is noticed",
+    },
+    "Why did a batch of a DataLoader come twice, or never?": {
+        "loader/orders.py": "the order, from the user's sampler",
+        "loader/line.py": "each batch once, in order",
+        "loader/state/epoch_progress.py": "the place in the epoch that a state holds",
+        "loader/state/trail.py": "the checksum by which another order is noticed",
     },
     "Why did a run resize, or not?": {
         "adapt/decide.py": "the decision and its reason",
@@ -47,15 +62,21 @@ QUESTIONS = {
     },
     "How do I add a launcher?": {
         "launch/launcher.py": "the protocol",
-        "launch/ray/launcher.py": "an example",
-        "launch/arguments.py": "checks that all launchers share",
-        "launch/uploaded_files.py": "what travels with a script",
+        "launch/ray/launcher.py": "an example on a cluster that runs Ray",
+        "launch/sagemaker/container/head.py": "an example on bare hosts, which starts Ray on them",
+        "cli/launch/ray.py": "an example of a command",
         "cli/launch/job_commands.py": "options and the follow loop that all commands share",
-        "cli/launch/__init__.py": "where the command joins",
+        "report/terminal/job_text.py": "what the command prints of a job",
     },
-    "How do I add a rule of adaptation?": {
-        "adapt/rules.py": "learning-rate rules",
-        "adapt/decide.py": "who applies them",
+    "How do I add a learning-rate rule?": {
+        "adapt/rules.py": "the rules",
+        "train/config.py": "what users set, and its checks",
+        "train/worker/steps/batch_scaling.py": "who applies them",
+    },
+    "How do I change when a run resizes?": {
+        "adapt/situation.py": "the bounds of decisions",
+        "adapt/decide.py": "the decision",
+        "adapt/worth.py": "the best batch and the goodput of each option",
         "train/config.py": "what users set",
     },
     "Where does a chart of the report come from?": {
@@ -131,7 +152,7 @@ ROOMS = (
 def first_sentence(path: Path) -> str:
     """What a module says of itself first."""
     text = " ".join((ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split())
-    sentence = re.match(r"(.*?[.:])(?:\s|$)", text)
+    sentence = re.match(r"(.*?\.)(?:\s|$)", text)
     return (sentence[1] if sentence else text).rstrip(".:").replace("|", "\\|")
 
 

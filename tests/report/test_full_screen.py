@@ -29,9 +29,8 @@ ENTERS, LEAVES = b"\x1b[?1049h", b"\x1b[?1049l"
 VIEW = """
 import sys, threading
 from pathlib import Path
-from offload.process.interrupts import Interrupts
-from offload.process.interrupts import LastResort
-from offload.process.interrupts import install
+from offload.process.interrupts import Interrupts, LastResort, install
+from offload.report.terminal.full_screen import live_view
 
 interrupts = Interrupts()
 resort = LastResort(interrupts)

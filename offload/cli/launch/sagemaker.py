@@ -17,7 +17,7 @@ from offload.cli.parameters import check_together
 from offload.errors import ConfigError
 from offload.files import read_json
 from offload.prices import load_catalog
-from offload.report.terminal.job_text import format_job, format_request
+from offload.report.terminal.job_text import format_sagemaker_job, format_sagemaker_request
 
 if TYPE_CHECKING:
     from offload.launch.sagemaker.groups import Groups
@@ -214,7 +214,7 @@ def _commands(service: Service, catalog: Catalog, submitter: Any, emit: Emit) ->
     from offload.launch.sagemaker.launcher import SageMakerLauncher
 
     launcher = SageMakerLauncher(service, catalog, submitter)
-    return JobCommands(launcher=launcher, text_of=format_job, emit=emit, show=say)
+    return JobCommands(launcher=launcher, text_of=format_sagemaker_job, emit=emit, show=say)
 
 
 def _launch(
@@ -255,7 +255,9 @@ def _show_request(prepared: PreparedJobs, catalog: Catalog, emit: Emit) -> None:
     except ConfigError:
         hourly = None
     request, others = first.render(), len(prepared.jobs) - 1
-    emit(request, format_request(request, usd_per_hour=hourly, bundle_bytes=len(first.bundle()), others=others))
+    emit(
+        request, format_sagemaker_request(request, usd_per_hour=hourly, bundle_bytes=len(first.bundle()), others=others)
+    )
 
 
 def _asked_for(

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from offload.pipeline.feed.sizing import Rates
+from offload.pipeline.feed.sizing import SampleCost
 from offload.pipeline.pool.task import Block
 
 RECENT_OF_A_NODE = 8  # tasks
 UNKNOWN_SPEED = 0.25  # relative to the fastest: the assumed speed of a core before its first block
-ANEW = 16  # updates of the medians per turnover of the recent tasks: with many cores, each takes a millisecond
+# The recent tasks of many cores turn over often, and medians of them take a millisecond. So the meter computes medians this many times
+# while all recent tasks are replaced by newer ones.
+ANEW = 16
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Meter:
         self._process_bytes = 0
         self._cache_bytes = self._storage_bytes = 0
         self._cpu_s: dict[str, float] = {}  # of all finished tasks, by node
-        self._rates: Rates | None = None
+        self._rates: SampleCost | None = None
         self._since_rates = 0  # tasks
         self._lock = threading.Lock()
 
@@ -87,14 +89,14 @@ class Meter:
                 del self._of_node[gone]
                 self._pace.pop(gone, None)
 
-    def rates(self) -> Rates | None:
+    def rates(self) -> SampleCost | None:
         """Medians over recent tasks; None before there are any."""
         with self._lock:
             if not self._recent:
                 return None
             if self._rates is None or self._since_rates >= len(self._recent) // ANEW:
                 self._since_rates = 0
-                self._rates = Rates(
+                self._rates = SampleCost(
                     core_seconds_per_sample=_median([spent.seconds for spent in self._recent]),
                     bytes_per_sample=_median([spent.size_bytes for spent in self._recent]),
                     first_wait_s=_median([spent.first_wait_s for spent in self._recent]),

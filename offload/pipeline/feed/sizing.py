@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 TASK_S = 1.0  # work of a task of a run, beside which its own cost of a millisecond or two does not matter
 BLOCK_HUB_S = 0.01  # twice the CPU time that the run's hub spends on a block (benchmarks/scale.py)
-LONGEST_TASK_S = 3.0  # longest task that may grow to hold a whole local batch, or since it waits for its first file
-WAITING = 0.03  # the share of a task that may pass until its first file has come
+# A task may grow beyond TASK_S up to this, to hold a whole local batch or to make the wait for its first file matter less.
+LONGEST_TASK_S = 3.0
+WAITING = 0.03  # the share of a task's time that the wait for its first file may take
 BLOCK_BYTES = 128 << 20
 SAME_SPEED = 0.25  # relative difference up to which cores count as equally fast
 PLAN_TASKS_PER_CORE = 8  # tasks in one plan; the next plan uses newer measurements
@@ -27,9 +28,14 @@ MOST_BATCHES = 64  # of a task
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rates:
-    """The measured cost of one sample: seconds of one core (busy CPU time of the tasks) and bytes as shipped. ``first_wait_s``: the
-    seconds in which a task waits for its first file from storage."""
+class SampleCost:
+    """The measured cost of one sample, from which a task's size follows.
+
+    Args:
+        core_seconds_per_sample: seconds of one core, as :attr:`offload.pipeline.pool.task.Cost.work_s` counts them.
+        bytes_per_sample: as shipped in a block.
+        first_wait_s: the seconds in which a task waits for its first file from storage.
+    """
 
     core_seconds_per_sample: float
     bytes_per_sample: float
@@ -46,7 +52,7 @@ def plan_tasks(
     *,
     cores: int,
     first_rows: int,
-    rates: Rates | None,
+    rates: SampleCost | None,
     block_bytes: int = BLOCK_BYTES,
     local_batch_size: int = 1,
 ) -> list[int]:
@@ -88,7 +94,7 @@ def task_s(cores: int, first_wait_s: float = 0.0) -> float:
     return max(TASK_S, BLOCK_HUB_S * cores, min(first_wait_s / WAITING, LONGEST_TASK_S))
 
 
-def rows_per_task(rates: Rates, block_bytes: int = BLOCK_BYTES, *, cores: int = 1) -> int:
+def rows_per_task(rates: SampleCost, block_bytes: int = BLOCK_BYTES, *, cores: int = 1) -> int:
     """Rows that take :func:`task_s` of one core, unless their block would outgrow ``block_bytes``; at least one."""
     by_time = task_s(cores, rates.first_wait_s) / max(rates.core_seconds_per_sample, 1e-9)
     by_size = block_bytes / max(rates.bytes_per_sample, 1.0)
@@ -116,7 +122,7 @@ def batches_per_task(batch_s: float | None, *, ahead: int, wanted: int, cores: i
     return min(batches_in(BATCH_TASK_S, batch_s), soon, share)
 
 
-def _whole_batches(rates: Rates, block_bytes: int, local_batch_size: int, cores: int) -> int:
+def _whole_batches(rates: SampleCost, block_bytes: int, local_batch_size: int, cores: int) -> int:
     """Rows of a full task: as many local batches as fit, or part of one if a whole one would take too long or be too large."""
     rows = rows_per_task(rates, block_bytes, cores=cores)
     if rows >= local_batch_size:

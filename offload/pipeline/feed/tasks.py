@@ -1,7 +1,7 @@
 """The tasks of one pass, in their order, and the blocks that come back.
 
-A pass over an index has tasks of so many rows, sized when a core takes one. A pass over units has tasks of one unit each, whose number of
-samples only running them tells.
+A pass over an index has tasks of so many rows, sized when a core takes one. A pass over units has tasks of a few whole units,
+whose number of samples only running them tells.
 """
 
 from __future__ import annotations

@@ -72,8 +72,8 @@ class Index:
     """All samples of a source. Row ``i`` of ``rows`` is the sample with ``sample_id`` ``i``, in every epoch and run.
 
     ``groups``: for each sample, the unit that storage reads at once (None: every sample is its own unit). ``draws``: the draws of a
-    pass that does not visit every sample once. ``identity`` is equal for indexes with the same samples in the same order; None if their
-    number tells that.
+    pass that does not visit every sample once. ``identity`` is equal for indexes with the same samples in the same order. With None, a
+    resumed run compares the number of samples alone.
     """
 
     name: str

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def format_request(request: Mapping[str, Any], *, usd_per_hour: float | None, bundle_bytes: int, others: int) -> str:
+def format_sagemaker_request(
+    request: Mapping[str, Any], *, usd_per_hour: float | None, bundle_bytes: int, others: int
+) -> str:
     """A CreateTrainingJob document below a summary of its main points. ``others``: the number of jobs to try after it."""
     seconds = request["StoppingCondition"]["MaxRuntimeInSeconds"]
     groups = request["ResourceConfig"]["InstanceGroups"]
@@ -45,7 +47,7 @@ def _output_key_alone(request: Mapping[str, Any]) -> bool:
     return "KmsKeyId" in request["OutputDataConfig"] and "VolumeKmsKeyId" not in request["ResourceConfig"]
 
 
-def format_job(state: Mapping[str, Any]) -> str:
+def format_sagemaker_job(state: Mapping[str, Any]) -> str:
     """A job's state (``offload.sagemaker-job/1``) as text."""
     metrics = state["metrics"]
     rows = [

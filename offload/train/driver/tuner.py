@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from offload.adapt.cores import CoresLearned, InputSeen, count_cores
 from offload.adapt.decide import Decision, Keep, Resize, State, cores_meanwhile, decide
 from offload.adapt.observe import Seen, StepInterval
-from offload.adapt.situation import Option, Rules, Situation
+from offload.adapt.situation import DecisionBounds, Option, Situation
 from offload.measure.steps import INPUT_BOUND, Totals
 from offload.model.batch_split import BatchSplit
 from offload.model.noise import GradientNoise
@@ -137,7 +137,9 @@ class Tuner:
     def _scheduled(self, news: News) -> int | None:
         return self._adaptation.scheduled(news.epoch, _progress(news))
 
-    def _cores_wanted(self, interval: StepInterval, news: News, fleet: Fleet, rules: Rules) -> CoresWanted | None:
+    def _cores_wanted(
+        self, interval: StepInterval, news: News, fleet: Fleet, rules: DecisionBounds
+    ) -> CoresWanted | None:
         """The number of cores that the present size wants, if the cluster can grow or shrink.
 
         It follows from the last intervals alone: the model of all sizes follows more slowly if the time of a size changes.
@@ -189,13 +191,13 @@ class Tuner:
             restart_s=fleet.restart.cost_s,
         )
 
-    def _rules(self, news: News) -> Rules:
+    def _rules(self, news: News) -> DecisionBounds:
         sizes = self._batch_size
         largest = sizes.max or sizes.initial
         least, most = sizes.local or (1, largest)
         known = [bound for bound in (most, news.group.most_local, news.most_local) if bound is not None]
         variation = max(news.rates.get(TRAIN, {}).get("variation", 0.0), LEAST_VARIATION)
-        return Rules(
+        return DecisionBounds(
             initial_batch_size=sizes.initial,
             max_batch_size=largest,
             local_batch_size=(least, max(min(known), least)),

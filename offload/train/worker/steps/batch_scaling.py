@@ -1,4 +1,4 @@
-"""The worker's side of adaptive batches: measure gradient noise, scale learning rates with the batch, and count progress.
+"""Scale learning rates with the batch, measure gradient noise, and count progress: the worker's side of adaptive batches.
 
 The ranks agree on the gradient noise, and count progress in samples of initial batches.
 
