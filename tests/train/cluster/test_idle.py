@@ -77,7 +77,7 @@ def test_a_loader_that_begins_while_the_last_session_ends_does_not_join_its_ray(
         def renew(self) -> None:
             pass
 
-    monkeypatch.setattr(sessions, "Session", Beginning)
+    monkeypatch.setattr(sessions, "FeedSession", Beginning)
     monkeypatch.setattr(sessions, "_end_later", list)
     monkeypatch.setattr(sessions, "_sessions", {(None, "all"): Ending()})
     monkeypatch.setattr(sessions, "_users", {})
