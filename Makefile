@@ -25,7 +25,7 @@ test: export PYTHONDONTWRITEBYTECODE =
 test: $(INSTALLED) ## run all tests, three at a time (ARGS="-k name" for some, JOBS=0 for one by one); says their CPU minutes
 	$(BIN)/python -m tests.programs.cpu_minutes $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadscope $(ARGS)
 
-soak: $(INSTALLED) ## what takes too long for every change, before a release: half an hour; writes benchmarks/results/soak.json
+soak: $(INSTALLED) ## what takes too long for every change, before a release: an hour; writes benchmarks/results/soak.json
 	$(BIN)/python -m benchmarks.soak $(ARGS)
 
 # No prerequisite: a GPU machine may have no index to install from, but a Python of its own with torch.

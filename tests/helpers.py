@@ -207,6 +207,18 @@ def open_to_others(folder: Path) -> None:
             each.chmod(0o755)
 
 
+@contextlib.contextmanager
+def nobody() -> Iterator[None]:
+    """Within, this process, which is root's, has the rights of a user without any. What it imports meanwhile may be unreadable."""
+    os.setegid(65534)
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
 def command_of(process: psutil.Process) -> list[str]:
     """The process's command line; empty once it has ended."""
     try:

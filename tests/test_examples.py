@@ -118,7 +118,12 @@ def test_the_program_before_migration_from_ray_train(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("inside")
 @pytest.mark.parametrize(
-    ("name", "samples"), [("ray_after", 2 * 256), ("adaptdl", 3 * 1024), ("horovod_elastic", 2 * 256)]
+    ("name", "samples"),
+    [
+        ("ray_after", 2 * 256),
+        pytest.param("adaptdl", 3 * 1024, marks=pytest.mark.soak),
+        pytest.param("horovod_elastic", 2 * 256, marks=pytest.mark.soak),
+    ],
 )
 def test_migrated_programs(name: str, samples: int) -> None:
     """With a range of workers, and every sample once an epoch."""
@@ -126,6 +131,7 @@ def test_migrated_programs(name: str, samples: int) -> None:
     assert (summary["samples"], summary["workers"]) == (samples, 2)
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("inside")
 def test_images_as_from_a_tf_data_service() -> None:
     summary = fit("migrate/tf_data_service.py", str(Path("runs") / "tutorial-data" / "train"))
@@ -153,6 +159,7 @@ def test_image_classification() -> None:
     assert 0 <= summary["metrics"]["val_accuracy"] <= 1
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("inside")
 def test_tabular() -> None:
     """A Ray Dataset whose every step runs in the pool."""

@@ -90,7 +90,13 @@ def check(case: str, out: str, err: str) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.parametrize("who", ["us", "program"], ids=["ray of ours", "ray of the program"])
+@pytest.mark.parametrize(
+    "who",
+    [
+        pytest.param("us", id="ray of ours"),
+        pytest.param("program", id="ray of the program", marks=pytest.mark.soak),  # all cases: a minute of CPU time
+    ],
+)
 def test_what_users_print_appears_once_and_errors_are_a_sentence(tmp_path: Path, who: str) -> None:
     # First, while nothing of this program holds cores.
     cases = ["joined:loader,trainer", "trainer", "loader", "loader flood", *ERRORS]

@@ -87,6 +87,7 @@ def test_one_core_leaves_nothing_to_compare(tmp_path: Path, monkeypatch: pytest.
     assert lines == "This machine has one core, so that there is nothing to offload to."
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_a_side_that_fails_is_named_with_a_remedy(tmp_path: Path) -> None:

@@ -51,10 +51,11 @@ def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path, str
                 process.kill()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("phase", "signals"),
     [
-        pytest.param("starting Ray", [signal.SIGTERM], id="while Ray starts, SIGTERM", marks=pytest.mark.soak),
+        pytest.param("starting Ray", [signal.SIGTERM], id="while Ray starts, SIGTERM"),
         pytest.param(
             "starting 1 worker(s)", [signal.SIGHUP, signal.SIGINT], id="while workers start, SIGHUP and Ctrl-C"
         ),

@@ -77,6 +77,7 @@ def test_hugging_face(example: Any, tmp_path: Path) -> None:
     assert example.main(folder=ours, resume=f"{ours}/checkpoint-12") == pytest.approx(theirs, rel=1e-6)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("example", ["timm_train"], indirect=True)
 def test_timm(example: Any, jpeg_folder: Path) -> None:
     losses = example.main(str(jpeg_folder), seed=1)

@@ -511,7 +511,7 @@ class Noise(torch_data.IterableDataset[Any]):
     load_state_dict: Any = state_dict
 
 
-@pytest.mark.parametrize("working", WORKERS, ids=str)
+@pytest.mark.parametrize("working", [WORKERS[0], pytest.param(WORKERS[1], marks=pytest.mark.soak), WORKERS[2]], ids=str)
 def test_a_resumed_loader_of_an_iterable_data_set_yields_the_rest(working: dict[str, Any]) -> None:
     def make() -> Any:
         return offload.DataLoader(Noise(), batch_size=2, generator=torch.Generator().manual_seed(3), **working)

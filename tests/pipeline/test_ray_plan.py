@@ -326,7 +326,7 @@ def comparable(found: list[dict[str, Any]]) -> Counter[str]:
 
 
 # Ray Data runs each of these as it does "sort", which stays.
-AGAIN = ("two of them", "random_shuffle", "join", "groupby", "batches after a sort")
+AGAIN = ("two of them", "random_shuffle", "sort", "join", "groupby", "batches after a sort")
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,7 @@ def test_the_rest_of_a_pass_has_the_bytes_that_it_would_have_had(mixed: Any, don
     assert rest == {i: row for i, row in whole.items() if i not in done}
 
 
+@pytest.mark.soak
 def test_draws_by_weight_of_what_ray_data_sorted() -> None:
     source = ray.data.from_items([{"x": i} for i in (3, 1, 2, 0)]).sort("x")
     rows = a_pass(stream_of(weighted(source, [0, 1, 0, 3], samples=30)))
@@ -115,6 +116,7 @@ def test_a_step_that_breaks_its_promise_is_refused() -> None:
         a_pass(stream_of(weighted(dataset(promised), np.ones(N))))
 
 
+@pytest.mark.soak
 def test_equal_datasets_have_equal_identities_and_others_do_not() -> None:
     one, same = (listed(mix({"a": dataset(), "b": numbers(3, 0)})).identity for _ in range(2))
     other = listed(mix({"a": dataset(noisy).limit(N - 1), "b": numbers(4, 0)})).identity

@@ -481,7 +481,14 @@ def test_an_actor_of_ray_is_forked_and_ends_with_its_handle() -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(("token", "user_site"), [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("token", "user_site"),
+    [
+        pytest.param(True, True, marks=pytest.mark.soak),
+        (True, False),
+        pytest.param(False, True, marks=pytest.mark.soak),
+    ],
+)
 def test_the_processes_of_a_ray_that_a_run_starts_come_from_its_driver_s_server(token: bool, user_site: bool) -> None:
     program = """
 import os, ray

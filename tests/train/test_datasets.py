@@ -91,6 +91,7 @@ def test_an_epoch_delivers_each_row_once(tmp_path: Path, source: Any, count: int
     assert result.metrics == {"samples": N, "most": 1, "batches": N // 16, "count": count, "ordered": ordered}
 
 
+@pytest.mark.soak
 def test_a_known_dataset_takes_part_in_deterministic_batches(tmp_path: Path) -> None:
     assert fit(tmp_path, known(), train, deterministic=True).metrics["samples"] == N
 

@@ -180,6 +180,7 @@ def test_a_plain_loop_trains_as_one_with_ctx_even_with_an_unequal_last_batch(tmp
     assert [each["weights"] for each in found] == pytest.approx([found[0]["weights"]] * 2, rel=1e-6)
 
 
+@pytest.mark.soak
 def test_two_models_step_one_after_the_other(tmp_path: Path) -> None:
     def train(ctx: Any) -> None:
         maker, judge = linear(2, 4), linear(4, 1)
@@ -235,6 +236,7 @@ def test_a_skipped_part_adds_nothing_and_the_ranks_stay_equal(tmp_path: Path) ->
     assert found[0]["weights"] == pytest.approx(found[1]["weights"], rel=1e-6)
 
 
+@pytest.mark.soak
 def test_replicas_begin_and_stay_equal(tmp_path: Path) -> None:
     """Of models that differ by worker at first, with a loss that does not come from a call of the joined model, in accumulated batches."""
 
@@ -285,6 +287,7 @@ def drawing(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "drawn": np.random.random()}
 
 
+@pytest.mark.soak
 def test_each_pass_over_a_shuffled_data_set_has_random_numbers_of_its_own_which_outlive_a_restart(
     tmp_path: Path,
 ) -> None:
@@ -381,6 +384,7 @@ class Ragged:
         return torch.arange(3 + i % 5), {"boxes": torch.zeros(i % 3, 4), "id": i, "name": f"s{i}"}
 
 
+@pytest.mark.soak
 def test_ragged_samples_reach_collate_fn_as_the_data_set_returned_them(tmp_path: Path) -> None:
     def train(ctx: Any) -> None:
         model = linear(1)
@@ -432,6 +436,7 @@ def twice(sample: dict[str, Any]) -> Any:
     yield from ({"value": 2 * int(sample["i"]) + part} for part in range(2))
 
 
+@pytest.mark.soak
 def test_an_epoch_of_batches_that_adapt_holds_all_samples_of_a_generator(tmp_path: Path) -> None:
     def train(ctx: Any) -> None:
         model = linear(1)

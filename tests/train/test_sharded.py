@@ -58,6 +58,7 @@ def train(ctx: Any) -> None:
     ctx.report({str(i): each for i, each in enumerate(weights(model))})
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "options",
     [

@@ -393,6 +393,7 @@ def test_validation_gives_each_worker_its_part_and_nothing_twice_and_steps_are_m
     assert 0 <= steps["stall"] <= 1
 
 
+@pytest.mark.soak
 def test_a_class_is_set_up_once_per_actor(tmp_path: Path, jpeg_folder: Path) -> None:
     built = tmp_path / "built"
     built.mkdir()
@@ -421,7 +422,8 @@ def test_a_class_is_set_up_once_per_actor(tmp_path: Path, jpeg_folder: Path) -> 
     assert 1 <= len(list(built.iterdir())) <= 4
 
 
-@pytest.mark.parametrize("id_column", [pytest.param(None, marks=pytest.mark.soak), "key"])
+@pytest.mark.soak
+@pytest.mark.parametrize("id_column", [None, "key"])
 def test_a_ray_dataset_as_it_is(tmp_path: Path, id_column: str | None) -> None:
     import ray.data
 
@@ -516,6 +518,7 @@ def test_an_epoch_whose_data_changed_meanwhile_starts_again(tmp_path: Path, monk
         assert (len(again.progress.trained), again.changed) == (0, says)
 
 
+@pytest.mark.soak
 def test_a_new_run_does_not_take_anothers_checkpoints_for_its_own(tmp_path: Path) -> None:
     store = str(tmp_path / "store")
 

@@ -433,6 +433,7 @@ def test_a_host_says_which_of_the_planned_types_it_is(tmp_path: Path, has_gpus: 
         assert ("--address=10.0.0.1:6379" in done.stdout) == (key == "worker_start_ray_commands")
 
 
+@pytest.mark.soak
 @pytest.mark.ray
 @pytest.mark.hosts
 @pytest.mark.slow

@@ -150,6 +150,7 @@ def test_a_killed_worker_costs_no_sample(tmp_path: Path, rank: int, source: Any)
     assert result.document["worker_groups"] == 2
 
 
+@pytest.mark.soak
 @AS_DATASET
 def test_a_worker_that_hangs_is_ended_and_training_goes_on(tmp_path: Path, source: Any) -> None:
     often = offload.Checkpoints(every_s=0.2)
@@ -247,6 +248,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path, source
     assert f"{checkpoints[-1].name} is damaged: 'progress' is wrong" in damaged
 
 
+@pytest.mark.soak
 def test_sums_over_an_epoch_count_each_sample_once_across_a_restart(tmp_path: Path) -> None:
     sums = tmp_path / "sums.jsonl"
 
@@ -290,6 +292,7 @@ def batches_of(tmp_path: Path) -> dict[tuple[int, int], list[int]]:
     return {place: sorted(ids) for place, ids in found.items()}
 
 
+@pytest.mark.soak
 def test_deterministic_batches_hold_the_same_samples_whatever_the_workers(tmp_path: Path) -> None:
     folder = tmp_path / "one"
     folder.mkdir()
@@ -343,6 +346,7 @@ def test_a_batch_that_does_not_fit_into_memory_is_cut_smaller(tmp_path: Path) ->
     assert result.document["global_batch_size"] == 16
 
 
+@pytest.mark.soak
 def test_a_model_that_fits_with_no_batch_at_all_ends_the_run(tmp_path: Path) -> None:
     def no_memory(ctx: offload.Context) -> None:
         model = torch.nn.Linear(2, 1)
@@ -357,6 +361,7 @@ def test_a_model_that_fits_with_no_batch_at_all_ends_the_run(tmp_path: Path) -> 
         ).fit(run_dir=tmp_path / "run", quiet=True)  # fmt: skip
 
 
+@pytest.mark.soak
 def test_a_step_without_backward_on_one_rank_ends_the_run_and_hangs_nobody(tmp_path: Path) -> None:
     def forgetful(ctx: offload.Context) -> None:
         batches.CLOSE_S = 1.0  # a worker that fails alone waits that long for what it shares with the others
