@@ -26,7 +26,7 @@ from offload.report.events.training import DataPrinted, WorkerPrinted
 from offload.report.run_dir import RunDirectory
 from offload.report.terminal.live_line import LiveLine, stderr_console
 from offload.train.checkpoints.storage import Storage
-from offload.train.cluster.connection import Cluster, check_address, connected
+from offload.train.cluster.connection import ConnectedCluster, check_address, connected
 from offload.train.driver.event_log import EventLog
 from offload.train.driver.failure_texts import describe_failure
 from offload.train.driver.run import Run
@@ -160,14 +160,14 @@ class _NoLog(EventLog):
         return {}
 
 
-def _workers(trainer: Trainer, cluster: Cluster) -> int:
+def _workers(trainer: Trainer, cluster: ConnectedCluster) -> int:
     """The number of workers: two if the script asks for several and two fit, so that the probe sees their synchronisation; else
     one."""
     asked, on_gpus = _asked_workers(trainer, cluster)
     return 2 if asked >= 2 and (sum(node.gpus for node in cluster.whole) >= 2 or not on_gpus) else 1
 
 
-def _asked_workers(trainer: Trainer, cluster: Cluster) -> tuple[int, bool]:
+def _asked_workers(trainer: Trainer, cluster: ConnectedCluster) -> tuple[int, bool]:
     """The most workers that the script asks for, and whether they train on GPUs."""
     gpus = sum(node.gpus for node in cluster.whole)
     config = trainer.scaling_config

@@ -28,7 +28,15 @@ from offload.loader.job.shared_ray import shared
 from offload.pipeline.blocks.receiver import DirectBlocks
 from offload.pipeline.pool.ray_state import held
 from offload.process.ray_forks import check_not_forked
-from offload.train.cluster.connection import Asked, Cluster, check_address, describe, here, import_ahead, on_this_node
+from offload.train.cluster.connection import (
+    ConnectedCluster,
+    PendingAnswer,
+    check_address,
+    describe,
+    here,
+    import_ahead,
+    on_this_node,
+)
 from offload.train.cluster.idle import on_end, on_need, unless_used
 from offload.train.cluster.left import leave
 from offload.train.cluster.ray_output import keep_to_logs
@@ -98,7 +106,7 @@ class FeedSession:
                 self._connect(describe())
                 self._lost = False
 
-    def _connect(self, cluster: Cluster) -> None:
+    def _connect(self, cluster: ConnectedCluster) -> None:
         self.feed, self._cpus = _feed_of(self._job, cluster, self._placement)
         self.direct = DirectBlocks(_FeedSenders(self.feed))
 
@@ -166,9 +174,9 @@ class _FeedSenders:
     def __init__(self, feed: Any) -> None:
         self._feed = feed
 
-    def sender(self, node: str) -> Asked:
+    def sender(self, node: str) -> PendingAnswer:
         """See :meth:`LoaderFeed.sender`."""
-        return Asked(self._feed.sender.remote(node))
+        return PendingAnswer(self._feed.sender.remote(node))
 
     def blocks_through_ray(self, node: str, reason: str) -> None:
         """See :meth:`LoaderFeed.blocks_through_ray`. Does not wait."""
@@ -328,7 +336,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _feed_of(job: Ranks, cluster: Cluster, placement: str) -> tuple[Any, Mapping[str, float]]:
+def _feed_of(job: Ranks, cluster: ConnectedCluster, placement: str) -> tuple[Any, Mapping[str, float]]:
     """(the job's feed, its CPUs by node id if this rank made it). The first rank to come makes the feed."""
     name = f"loader-{job.name}-{placement}" if job.world_size > 1 else None
     if name is not None:

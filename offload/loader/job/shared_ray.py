@@ -18,7 +18,7 @@ import ray
 from offload.loader.job.ranks import Ranks
 from offload.preload.python import own_folder
 from offload.process import forks
-from offload.train.cluster.connection import Cluster, kept
+from offload.train.cluster.connection import ConnectedCluster, connected_as_library
 from offload.train.cluster.ray_settings import token_in_use
 
 OTHERS_S = 600.0  # time for the other ranks to finish with a Ray that this process started
@@ -27,13 +27,13 @@ TOKEN = "RAY_AUTH_TOKEN"
 
 
 @contextmanager
-def shared(job: Ranks, address: str | None) -> Iterator[Cluster]:
+def shared(job: Ranks, address: str | None) -> Iterator[ConnectedCluster]:
     """A connection to the cluster at ``address``; without one, to a Ray of this machine that the job's ranks share."""
     if ray.is_initialized() or job.world_size == 1 or address or os.environ.get("RAY_ADDRESS"):
-        with kept(address) as cluster:
+        with connected_as_library(address) as cluster:
             yield cluster
         return
-    with _Meeting(job) as meeting, kept(meeting.address) as cluster:
+    with _Meeting(job) as meeting, connected_as_library(meeting.address) as cluster:
         meeting.tell()
         yield cluster
         meeting.wait_for_others()

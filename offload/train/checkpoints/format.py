@@ -36,10 +36,16 @@ CHUNK_BYTES = 1 << 24
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """The progress of training: the current epoch, the trained positions of its pass, and totals since the start.
+    """The progress of training.
 
-    The totals are steps, samples, ``useful``: the worth of the samples in samples of initial batches, and ``seconds`` of training.
-    ``stopped``: the user's code ended training before its time. ``passes``: the passes over each other data set that this epoch has ended.
+    Args:
+        epoch: the current epoch, from 0.
+        trained: the positions of the epoch's pass that are trained.
+        passes: the finished passes of this epoch over each other data set.
+        step, samples: optimizer steps and samples of all ranks since the start.
+        useful: the worth of these samples, in samples of initial batches.
+        seconds: the time spent on training.
+        stopped: whether the user's code ended training early.
     """
 
     epoch: int = 0
@@ -114,26 +120,26 @@ class Training:
 
     def to_state(self) -> dict[str, Any]:
         """The state as containers, numbers and tensors."""
-        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        fields = {member.name: getattr(self, member.name) for member in dataclasses.fields(self)}
         lists = {name: list(getattr(self, name)) for name in ("optimizers", "others", "loose", "rng")}
         return {**fields, **lists, "progress": self.progress.to_state(), "schema": SCHEMA}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Training:
         """The inverse of :meth:`to_state`. Raises ValueError, with the name of the first invalid part."""
-        part = "progress"
+        part = "progress"  # what is being read, for the error message
         try:
             progress = Progress.from_state(state["progress"])
             part = "optimizers"
-            optimizers = [_mapping(each) for each in _list(state["optimizers"])]
+            optimizers = [_mapping(item) for item in _list(state["optimizers"])]
             part = "others"
             others = _list(state["others"])
             part = "loose"
-            loose = [_tensor(each) for each in _list(state.get("loose", []))]
+            loose = [_tensor(item) for item in _list(state.get("loose", []))]
             part = "scaler"
             scaler = None if state["scaler"] is None else _mapping(state["scaler"])
             part = "rng"
-            rng = [_checked_rng(each) for each in _list(state["rng"])]
+            rng = [_checked_rng(item) for item in _list(state["rng"])]
             part = "adapting"
             adapting = _checked_adapting(_mapping(state.get("adapting", {})))
             part = "sums"
@@ -143,7 +149,7 @@ class Training:
             pairs = progress.trained.pairs
             first, last = (pairs[0][0], pairs[-1][1]) if pairs else (0, 0)
             source = None if state.get("source") is None else str(state["source"])
-            # Of a Dataset that Ray Data executes, the positions are the user's ids, which may be any numbers.
+            # If Ray Data executes the Dataset, the positions are the user's ids, which may be any numbers.
             if source is None and samples is not None and not 0 <= first <= last <= samples:
                 part = "progress"
                 raise ValueError(f"positions {first} to {last - 1} are trained, of {samples} samples")
@@ -192,13 +198,13 @@ def checksum(path: Path) -> dict[str, int]:
 def _verify(folder: Path) -> None:
     """Raise ValueError for a file that differs from the one written."""
     known: Any = json.loads((folder / CHECKSUMS_FILE).read_bytes())
-    if not isinstance(known, dict) or not all(isinstance(each, dict) and "bytes" in each for each in known.values()):
+    if not isinstance(known, dict) or not all(isinstance(entry, dict) and "bytes" in entry for entry in known.values()):
         raise ValueError(f"{CHECKSUMS_FILE} does not hold the sizes and sums of files")
     for name, expected in known.items():
-        found = checksum(folder / name)
-        if found["bytes"] != expected["bytes"]:
-            raise ValueError(f"{name} has {found['bytes']:,} bytes, and {expected['bytes']:,} were written")
-        if found != expected:
+        actual = checksum(folder / name)
+        if actual["bytes"] != expected["bytes"]:
+            raise ValueError(f"{name} has {actual['bytes']:,} bytes, and {expected['bytes']:,} were written")
+        if actual != expected:
             raise ValueError(f"{name} has other content than was written")
 
 
@@ -232,16 +238,16 @@ def load(folder: Path, called: str | None = None) -> tuple[dict[str, Any], Train
 def _read(path: Path) -> dict[str, Any]:
     """Read a dict from a file. Raises ValueError, with a message for users, if the file does not hold one."""
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
         raise
     except Exception as error:  # torch raises any error of its unpickler
         refused = re.search(r"GLOBAL ([\w.]+)", str(error))
         why = f"it holds a {refused[1]}, which could run code" if refused else "torch cannot read it"
         raise ValueError(f"{path.name} cannot be loaded: {why}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path.name} holds a {type(found).__name__}, not a dict")
-    plain: dict[str, Any] = from_plain(found)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path.name} holds a {type(content).__name__}, not a dict")
+    plain: dict[str, Any] = from_plain(content)
     return plain
 
 
@@ -264,9 +270,10 @@ def _tensor(value: Any) -> torch.Tensor:
 
 
 def _checked_adapting(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The state, if adaptation can read it: damage must show here, not after training has resumed."""
     if state:
         NoiseAverage.from_state(state["noise"], 1)
-        _, _ = (int(each) for each in state["batch"])
+        _, _ = (int(size) for size in state["batch"])
         int(state["workers"])
         if state["learned"] is not None:
             Seen.from_state(state["learned"])

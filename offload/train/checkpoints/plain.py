@@ -27,7 +27,7 @@ TAG = "__offload_type__"
 _LEAVES = (type(None), bool, int, float, str)
 _TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _FACTORIES: dict[str, Callable[[], Any]] = {
-    each.__name__: each for each in (int, float, bool, str, list, dict, set, tuple, bytes)
+    kind.__name__: kind for kind in (int, float, bool, str, list, dict, set, tuple, bytes)
 }
 
 
@@ -65,16 +65,16 @@ _BY_NAME = {kind.__name__: make for kind, (_, make) in _CONVERTED.items()}
 
 
 class NotPlainError(ValueError):
-    """A checkpoint cannot hold ``found`` at ``where``."""
+    """A checkpoint cannot hold ``what`` at ``where``."""
 
-    def __init__(self, where: str, found: str) -> None:
+    def __init__(self, where: str, what: str) -> None:
         super().__init__(
-            f"{where} is {found}, and a checkpoint can hold only data that loads without running code: numbers, text, "
+            f"{where} is {what}, and a checkpoint can hold only data that loads without running code: numbers, text, "
             "tensors, arrays, and lists or dicts of those."
         )
 
 
-def to_plain(value: Any, where: str, tensor: Callable[[torch.Tensor], torch.Tensor] = lambda each: each) -> Any:
+def to_plain(value: Any, where: str, tensor: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor) -> Any:
     """Return a copy of a state as data that torch loads under ``weights_only``.
 
     Args:
@@ -91,7 +91,7 @@ def to_plain(value: Any, where: str, tensor: Callable[[torch.Tensor], torch.Tens
     if kind in _TENSORS or is_part(value):
         return tensor(value)
     if kind is list or kind is tuple:
-        return kind(to_plain(each, f"{where}[{i}]", tensor) for i, each in enumerate(value))
+        return kind(to_plain(element, f"{where}[{i}]", tensor) for i, element in enumerate(value))
     if kind is dict or kind is OrderedDict:
         return _plain_dict(value, where, tensor)
     if kind is defaultdict:
@@ -120,7 +120,7 @@ def to_plain(value: Any, where: str, tensor: Callable[[torch.Tensor], torch.Tens
 def from_plain(value: Any) -> Any:
     """The inverse of :func:`to_plain`. Raises ValueError for anything that :func:`to_plain` did not write."""
     if type(value) in (list, tuple):
-        return type(value)(from_plain(each) for each in value)
+        return type(value)(from_plain(item) for item in value)
     if type(value) is OrderedDict:
         for key in value:
             value[key] = from_plain(value[key])
@@ -129,7 +129,7 @@ def from_plain(value: Any) -> Any:
         return value
     kind = value.get(TAG)
     if kind is None:
-        return {key: from_plain(each) for key, each in value.items()}
+        return {key: from_plain(item) for key, item in value.items()}
     try:
         content = from_plain(value["content"])
         if kind == "ndarray":
@@ -144,8 +144,8 @@ def from_plain(value: Any) -> Any:
 
 
 def _plain_dict(value: Mapping[Any, Any], where: str, tensor: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    made: Any = type(value)()
-    for key, each in value.items():
+    plain: Any = type(value)()
+    for key, item in value.items():
         named = to_plain(key, f"a key of {where}", tensor)
         try:
             hash(named)
@@ -153,10 +153,10 @@ def _plain_dict(value: Mapping[Any, Any], where: str, tensor: Callable[[torch.Te
             raise NotPlainError(f"a key of {where}", _called(key)) from None
         if named == TAG:
             raise NotPlainError(where, f"a dict with the key {TAG!r}, which offload uses itself")
-        made[named] = to_plain(each, f"{where}[{key!r}]", tensor)
+        plain[named] = to_plain(item, f"{where}[{key!r}]", tensor)
     if (metadata := getattr(value, "_metadata", None)) is not None:  # the versions of a model's modules
-        made._metadata = to_plain(metadata, f"{where}._metadata", tensor)
-    return made
+        plain._metadata = to_plain(metadata, f"{where}._metadata", tensor)
+    return plain
 
 
 def _plain_array(value: np.ndarray[Any, Any], where: str) -> dict[str, Any]:

@@ -23,26 +23,26 @@ SNAPSHOT = "checkpoint_manager_snapshot.json"
 PREFIX = "checkpoint_"
 
 
-def mend_snapshot(storage: Storage, name: str, kept: Checkpoints) -> int:
+def mend_snapshot(storage: Storage, name: str, settings: Checkpoints) -> int:
     """Repair the list in the folder ``name`` of a storage, so that it names the existing checkpoints, in the order in which the run
-    forgets them. Return their number; without any, training starts from the beginning.
+    deletes them. Return their number; at 0, training starts from the beginning.
 
-    Ray Train writes the list up to two seconds after a checkpoint. If a run was killed in between and left no list, this makes one
-    of the complete checkpoints.
+    Ray Train writes the list up to two seconds after a checkpoint. If a run was killed in between and left no list, the new list
+    holds the complete checkpoints.
     """
     fs, root = open_filesystem(storage.path, storage.filesystem)
     folder = f"{root.rstrip('/')}/{name}"
-    found = fs.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
-    there = sorted(
-        info.base_name for info in found if info.type == pafs.FileType.Directory and info.base_name.startswith(PREFIX)
+    entries = fs.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
+    existing = sorted(
+        info.base_name for info in entries if info.type == pafs.FileType.Directory and info.base_name.startswith(PREFIX)
     )
-    if any(info.base_name == SNAPSHOT for info in found):
+    if any(info.base_name == SNAPSHOT for info in entries):
         listed = _read(fs, f"{folder}/{SNAPSHOT}")
     else:
-        there, listed = [each for each in there if is_whole(fs, f"{folder}/{each}")], None
-        if not there:
+        existing, listed = [entry for entry in existing if is_whole(fs, f"{folder}/{entry}")], None
+        if not existing:
             return 0
-    mended = in_order(mended_snapshot(listed, there), kept)
+    mended = in_order(mended_snapshot(listed, existing), settings)
     if mended != listed:
         with fs.open_output_stream(f"{folder}/{SNAPSHOT}") as stream:
             stream.write(json.dumps(mended).encode())
@@ -54,15 +54,15 @@ def is_whole(fs: pafs.FileSystem, folder: str) -> bool:
     try:
         with fs.open_input_stream(f"{folder}/{CHECKSUMS_FILE}") as stream:
             written = json.loads(stream.read())
-        return all(fs.get_file_info(f"{folder}/{name}").size == each["bytes"] for name, each in written.items())
+        return all(fs.get_file_info(f"{folder}/{name}").size == checksum["bytes"] for name, checksum in written.items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
 
-def mended_snapshot(listed: dict[str, Any] | None, there: list[str]) -> dict[str, Any]:
+def mended_snapshot(listed: dict[str, Any] | None, existing: list[str]) -> dict[str, Any]:
     """The list without missing checkpoints; if the list is broken, a list of all existing ones, oldest first."""
     if listed is None:
-        results = [{"version": 0, "checkpoint_dir_name": each, "metrics": {}} for each in there]
+        results = [{"version": 0, "checkpoint_dir_name": entry, "metrics": {}} for entry in existing]
         return {
             "ray_version": ray.__version__,
             "checkpoint_results": results,
@@ -75,38 +75,38 @@ def mended_snapshot(listed: dict[str, Any] | None, there: list[str]) -> dict[str
             "timed_out_validation_checkpoint_dir_names": [],
             "failed_validation_checkpoint_dir_names": [],
         }
-    if all(each["checkpoint_dir_name"] in there for each in listed["checkpoint_results"]):
+    if all(entry["checkpoint_dir_name"] in existing for entry in listed["checkpoint_results"]):
         return listed
-    kept = [
+    remaining = [
         (result, index)
         for result, index in zip(listed["checkpoint_results"], listed["checkpoint_report_indices"], strict=True)
-        if result["checkpoint_dir_name"] in there
+        if result["checkpoint_dir_name"] in existing
     ]
     latest = listed["latest_checkpoint_result"]
-    gone = latest is None or latest["checkpoint_dir_name"] not in there
-    newest = max((result for result, _ in kept), key=lambda each: str(each["checkpoint_dir_name"]), default=None)
+    gone = latest is None or latest["checkpoint_dir_name"] not in existing
+    newest = max((result for result, _ in remaining), key=lambda entry: str(entry["checkpoint_dir_name"]), default=None)
     return {
         **listed,
-        "checkpoint_results": [result for result, _ in kept],
-        "checkpoint_report_indices": [index for _, index in kept],
+        "checkpoint_results": [result for result, _ in remaining],
+        "checkpoint_report_indices": [index for _, index in remaining],
         "latest_checkpoint_result": newest if gone else latest,
         "pending_training_results": [],
         "pending_validation_specs": [],
     }
 
 
-def in_order(listed: dict[str, Any], kept: Checkpoints) -> dict[str, Any]:
-    """The list with the order in which a run with these settings forgets checkpoints: the worst one first, or without ``best`` the oldest.
+def in_order(listed: dict[str, Any], settings: Checkpoints) -> dict[str, Any]:
+    """Sort the list into the order in which a run with these settings deletes checkpoints: the worst first, or without ``best`` the oldest.
 
-    Ray Train goes on with the order that it reads. Of ``mode="min"``, it takes a checkpoint without the metric for the best.
+    Ray Train keeps the order that it reads. With ``mode="min"``, it would rank a checkpoint without the metric as the best.
     """
     results, indices = listed["checkpoint_results"], listed.get("checkpoint_report_indices", [])
-    if len(results) != len(indices):  # of another Ray, which Ray Train refuses itself
+    if len(results) != len(indices):  # written by another version of Ray; Ray Train itself refuses it
         return listed
-    scored = [{**result, "metrics": with_score(result["metrics"], kept)} for result in results]
-    sign = -1.0 if kept.mode == "min" else 1.0
-    scores = [0.0 if kept.best is None else sign * each["metrics"][kept.best] for each in scored]
-    order = sorted(range(len(scored)), key=lambda at: (scores[at], indices[at]))
+    scored = [{**result, "metrics": with_score(result["metrics"], settings)} for result in results]
+    sign = -1.0 if settings.mode == "min" else 1.0
+    scores = [0.0 if settings.best is None else sign * entry["metrics"][settings.best] for entry in scored]
+    order = sorted(range(len(scored)), key=lambda at: (scores[at], indices[at]))  # ties: the oldest first
     return {
         **listed,
         "checkpoint_results": [scored[at] for at in order],
@@ -114,25 +114,26 @@ def in_order(listed: dict[str, Any], kept: Checkpoints) -> dict[str, Any]:
     }
 
 
-def with_score(metrics: Mapping[str, Any], kept: Checkpoints) -> dict[str, Any]:
-    """The metrics of a checkpoint for Ray Train, which keeps the best. Without a finite value of ``best``, it gets the worst one.
+def with_score(metrics: Mapping[str, Any], settings: Checkpoints) -> dict[str, Any]:
+    """The metrics of a checkpoint for Ray Train, which keeps the best one. Without a finite value of ``best``, the checkpoint gets the
+    worst possible value.
 
-    Ray Train logs an error if a checkpoint lacks the metric. Its list stores a value that is not finite as null, which no resumed run
-    can compare.
+    Otherwise, Ray Train logs an error about the missing metric. Its list stores a value that is not finite as null, which no resumed
+    run can compare.
     """
-    if kept.best is None:
+    if settings.best is None:
         return dict(metrics)
-    value = metrics.get(kept.best)
+    value = metrics.get(settings.best)
     if isinstance(value, int | float) and math.isfinite(value):
         return dict(metrics)
     worst = sys.float_info.max
-    return {**metrics, kept.best: worst if kept.mode == "min" else -worst}
+    return {**metrics, settings.best: worst if settings.mode == "min" else -worst}
 
 
 def _read(fs: pafs.FileSystem, path: str) -> dict[str, Any] | None:
     try:
         with fs.open_input_stream(path) as stream:
-            found = json.loads(stream.read())
+            snapshot = json.loads(stream.read())
     except ValueError:
         return None
-    return found if isinstance(found, dict) and "checkpoint_results" in found else None
+    return snapshot if isinstance(snapshot, dict) and "checkpoint_results" in snapshot else None

@@ -25,7 +25,7 @@ def is_sharded(item: Any) -> bool:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole of a sharded tensor; another one as it is. All workers must call it, in the same order."""
+    """Gather a sharded tensor; return any other unchanged. A collective operation: all workers must call it, in the same order."""
     return cast("Any", tensor.detach()).full_tensor() if is_part(tensor) else tensor
 
 
@@ -33,7 +33,7 @@ def divided(value: torch.Tensor, like: Any) -> torch.Tensor:
     """A whole tensor as this worker's part, divided as ``like`` is."""
     from torch.distributed.tensor import distribute_tensor
 
-    # Every worker has read the whole tensor: none sends it to the others.
+    # Every worker has read the whole tensor, so no rank needs to send its copy (src_data_rank=None).
     return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
@@ -54,7 +54,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if any(map(is_part, parameters)):
         moments = {
-            i: {name: _divided_with(parameters[i], each) for name, each in moment.items()}
+            i: {name: _divided_with(parameters[i], entry) for name, entry in moment.items()}
             for i, moment in state["state"].items()
         }
         state = {**state, "state": moments}
@@ -62,6 +62,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -
 
 
 def _divided_with(parameter: torch.Tensor, moment: Any) -> Any:
-    """An entry of a parameter's optimizer state; divided as the parameter is if it has an element for each of its elements."""
+    """An entry of a parameter's optimizer state, divided as the parameter is if both have the same shape. Others, such as Adam's
+    step count, stay whole."""
     fits = isinstance(moment, torch.Tensor) and is_part(parameter) and moment.shape == parameter.shape
     return divided(moment, parameter) if fits else moment

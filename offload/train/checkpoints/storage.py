@@ -22,12 +22,12 @@ DEADLINE_S = 30.0
 
 _ONE_SLASH = re.compile(r"(s3|gs|gcs|hdfs|abfs|abfss):/(?!/)")
 
-_Made = TypeVar("_Made")
+_Answer = TypeVar("_Answer")
 
 # The files of a checkpoint. They are defined here, since a search for complete checkpoints must not load torch.
 CHECKSUMS_FILE = "checksums.json"
 
-# The entries that Ray Train writes to a run's folder; anything else belongs to the user.
+# What Ray Train's entries in a run's folder begin with; anything else belongs to the user.
 _RAY_TRAINS = ("checkpoint_", ".validate_storage_marker")
 
 
@@ -62,7 +62,7 @@ def storage_of(storage_path: str | None, filesystem: Any, run_dir: Path) -> Stor
     return Storage(path=root, filesystem=fs)
 
 
-def in_time(call: Callable[[], _Made], where: str) -> _Made:
+def in_time(call: Callable[[], _Answer], where: str) -> _Answer:
     """Return the result of a call to the storage ``where``. Raises ConfigError if it takes longer than 30 s: the clients of some
     storages retry for minutes."""
     try:
@@ -95,8 +95,8 @@ def check_storage(storage: Storage) -> None:
 
 @contextlib.contextmanager
 def telling_errors(storage: Storage) -> Iterator[None]:
-    """A context that looks for the checkpoints of earlier runs, or removes them. Raises ConfigError for errors of the storage, which may
-    allow writing alone."""
+    """Turn errors of the storage into ConfigError while the body finds or removes the checkpoints of earlier runs. :func:`check_storage`
+    does not rule these errors out: a storage may allow nothing but writing."""
     try:
         yield
     except OffloadError:
@@ -138,17 +138,17 @@ class Marker:
         Path(self.path).write_text(self.content)
 
     def remove(self) -> None:
-        """Remove the file, on the driver, at the end. It stays where the folder cannot be reached any more: the rest must end, too."""
+        """Remove the file, on the driver, at the end. An unreachable folder is no error: the rest of the run must still end."""
         with contextlib.suppress(OSError):
             Path(self.path).unlink(missing_ok=True)
 
     def check(self) -> None:
         """Look for the file, on a worker. Raises ConfigError if it is missing, before hours of training that could not be stored."""
         try:
-            found = Path(self.path).read_text() == self.content
+            is_here = Path(self.path).read_text() == self.content
         except OSError:
-            found = False
-        if not found:
+            is_here = False
+        if not is_here:
             raise ConfigError(
                 f"checkpoints go to {Path(self.path).parent} on the driver's host, and the worker's host {socket.gethostname()} does not "
                 f"see that folder: pass {argument('storage_path', 's3://bucket/runs')}, or a folder that all hosts share."
@@ -172,20 +172,20 @@ def holds_checkpoints(storage: Storage, name: str, *, resuming: bool, overwrite:
     if resuming:
         return False
     fs, root = open_filesystem(storage.path, storage.filesystem)
-    found = fs.get_file_info(pafs.FileSelector(f"{root.rstrip('/')}/{name}", allow_not_found=True))
-    foreign = sorted(info.base_name for info in found if not info.base_name.startswith(_RAY_TRAINS))
+    entries = fs.get_file_info(pafs.FileSelector(f"{root.rstrip('/')}/{name}", allow_not_found=True))
+    foreign = sorted(info.base_name for info in entries if not info.base_name.startswith(_RAY_TRAINS))
     if foreign:
         raise ConfigError(
             f"{storage.path}/{name} is where the checkpoints of this run would go, and it holds other files "
             f"({', '.join(foreign[:3])}{', ...' if len(foreign) > 3 else ''}). Choose another "
             f"{argument('storage_path')}, or another name for the run directory."
         )
-    if found and not overwrite:
+    if entries and not overwrite:
         raise ConfigError(
             f"{storage.path}/{name} holds the checkpoints of another run. Pass {argument('overwrite', True)} to remove them, "
             f"or choose another {argument('storage_path')} or {argument('run_dir')}."
         )
-    return bool(found)
+    return bool(entries)
 
 
 def remove_checkpoints(storage: Storage, name: str) -> None:

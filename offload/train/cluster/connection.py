@@ -45,9 +45,8 @@ from offload.versions import ray_version_warning
 
 REACH_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 60.0
-HELD_S = (
-    1.5  # continuous time after which others' resources count as held: tasks come and go, and release resources late
-)
+# Resources count as held by others once they are in use for this long: tasks come and go, and release resources late.
+HELD_S = 1.5
 LOOK_S = 0.25
 DIGITS = 4  # decimals of resource amounts: Ray's resolution
 JOIN_S = 5.0  # time for a cluster to notice a new node
@@ -71,8 +70,14 @@ _REFUSALS = (ray.exceptions.RayError, RuntimeError, ValueError, OSError)  # Ray'
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cluster:
-    """The nodes that are alive, whether this process started them, and the resources that other programs hold, by node id."""
+class ConnectedCluster:
+    """The cluster to which this process is connected.
+
+    Args:
+        whole: the nodes that are alive, with all their resources.
+        ours: whether this process started the cluster.
+        held: the resources that other programs hold, by node id.
+    """
 
     whole: tuple[NodeResources, ...]
     ours: bool
@@ -88,25 +93,28 @@ class Cluster:
         return tuple(beside(node, self.held.get(node.node_id, {})) for node in nodes)
 
     def held_of_all(self) -> dict[str, tuple[float, float]]:
-        """The held amount and the total of each resource that others hold."""
-        taken: Counter[str] = Counter()
-        there: Counter[str] = Counter()
-        for each in self.held.values():
-            taken.update(each)
+        """The amount that others hold, and the total, of each resource of which they hold any."""
+        held: Counter[str] = Counter()
+        totals: Counter[str] = Counter()
+        for amounts in self.held.values():
+            held.update(amounts)
         for node in self.whole:
-            there.update({"CPU": node.cpus, "GPU": node.gpus, **node.others})
-        return {name: (amount, there[name]) for name, amount in taken.items() if amount}
+            totals.update({"CPU": node.cpus, "GPU": node.gpus, **node.others})
+        return {name: (amount, totals[name]) for name, amount in held.items() if amount}
 
 
 @contextmanager
-def connected(address: str | None, *, metrics_port: int | None = None, runs: bool = True) -> Iterator[Cluster]:
-    """A connection for the duration of a run, to which this process gives the CPUs that it holds and does not use. A cluster that this call
-    started ends with it.
+def connected(address: str | None, *, metrics_port: int | None = None, runs: bool = True) -> Iterator[ConnectedCluster]:
+    """A connection for the duration of a run. This process releases its idle CPUs for the run. A cluster that this call started ends
+    with it.
 
-    ``metrics_port``: the port at which a cluster that it starts serves Ray's metrics, 0 for a free one; None: it serves none. ``runs``:
-    whether it is for a run, before and after which nothing of this thread's runs may be left on the cluster.
+    Args:
+        address: the cluster; None: RAY_ADDRESS, or else a new one on this machine.
+        metrics_port: the port at which a new cluster serves Ray's metrics, 0 for a free one; None: it serves none.
+        runs: whether the connection is for a run. If so, this releases what earlier or interrupted runs of this thread left behind.
 
-    Raises ConfigError if nothing listens at ``address``, or the listener does not answer.
+    Raises:
+        ConfigError: if nothing listens at ``address``, or the listener does not answer.
     """
     with handled() as interrupts, used_by_a_run(), _opened(address, interrupts, metrics_port) as ours:
         if runs:
@@ -118,21 +126,21 @@ def connected(address: str | None, *, metrics_port: int | None = None, runs: boo
             raise  # nobody would answer
         except BaseException:
             with interrupts.shielded():
-                for each in left() if runs else ():
-                    each.release()
+                for holdings in left() if runs else ():
+                    holdings.release()
             raise
 
 
 def _release_left() -> None:
-    """Release what this thread's earlier runs still hold, if something interrupted their ends."""
-    for each in left():
-        each.release()
-        each.drop()
+    """Release what this thread's earlier runs still hold because something interrupted their cleanup."""
+    for holdings in left():
+        holdings.release()
+        holdings.drop()
 
 
 @contextmanager
-def kept(address: str | None) -> Iterator[Cluster]:
-    """Like :func:`connected`, but for a library inside the user's own program: it handles signals only while Ray starts.
+def connected_as_library(address: str | None) -> Iterator[ConnectedCluster]:
+    """Like :func:`connected`, but for a library inside the user's own program, which keeps its signal handlers except while Ray starts.
 
     Raises ConfigError, too, if the program is connected to another cluster.
     """
@@ -146,7 +154,7 @@ def kept(address: str | None) -> Iterator[Cluster]:
 
 @contextmanager
 def _opened(address: str | None, interrupts: Interrupts, metrics_port: int | None = None) -> Iterator[bool]:
-    """A connection, and whether it is to a Ray that it started."""
+    """A connection. Yields whether this call started the Ray."""
     if (warning := ray_version_warning(ray.__version__)) is not None:
         logging.getLogger("offload").warning(warning)
     check_not_forked()
@@ -165,15 +173,15 @@ def _opened(address: str | None, interrupts: Interrupts, metrics_port: int | Non
 
 
 def answer(ref: Any) -> Any:
-    """The answer of an actor. Raises the error that its method raised, as it was."""
+    """Wait for an actor's answer. Raises the original error of its method, without Ray's wrapper."""
     try:
         return ray.get(ref)
     except ray.exceptions.RayTaskError as error:
         raise error.cause if isinstance(error.cause, BaseException) else error from None
 
 
-class Asked:
-    """The answer of an actor, which is still to come."""
+class PendingAnswer:
+    """An actor's answer that may not have arrived yet."""
 
     def __init__(self, ref: Any) -> None:
         self._ref = ref
@@ -193,8 +201,8 @@ class ControlLostError(RunError):
 
 @contextmanager
 def preparing(address: str | None) -> Iterator[None]:
-    """A context for what a run does before :func:`connected`: meanwhile, a process imports what the run's processes will need.
-    ``address``: as :func:`check_address` returns it."""
+    """A context for the preparations of a run before :func:`connected`. Meanwhile, a process imports what the run's processes will
+    need. ``address``: as :func:`check_address` returns it."""
     with nullcontext() if ray.is_initialized() or address not in (None, "local") else _serving_ahead():
         yield
 
@@ -205,8 +213,8 @@ def _serving_ahead() -> AbstractContextManager[str]:
 
 @contextmanager
 def _started(interrupts: Interrupts, metrics_port: int | None) -> Iterator[None]:
-    """Start a Ray of this process's own. A run that ends at once leaves no process. After other runs, processes that the user's
-    function left running stay, such as an upload."""
+    """Start a Ray for this process alone. An interrupted run leaves no process behind. After any other run, processes that the user's
+    function started, such as an upload, may go on."""
     with (
         _serving_ahead() as mark,
         ray_processes.reaped(mark),
@@ -248,15 +256,15 @@ def here() -> str | None:
 
 
 def _shut_down(address: str | None) -> None:
-    """End the connection to the cluster at ``address``, but not another one that the user's code has made since."""
+    """End the connection to the cluster at ``address`` (None: any), but not one to another cluster that the user's code has made since."""
     if address in (None, here()) or not ray.is_initialized():
         with restored():
             ray.shutdown()
 
 
 def _pickle_main_by_value() -> None:
-    """Let classes and functions of the user's program reach Ray's processes from a process that multiprocessing has spawned. It calls the
-    program's module by a name of its own, which other processes take for a module to import."""
+    """Pickle the user's classes and functions by value in a process that multiprocessing has spawned. It names the program's module
+    ``__mp_main__``, and Ray's processes would try to import a module of that name."""
     main = sys.modules.get(SPAWNED)
     if main is not None and main.__name__ == SPAWNED:
         cloudpickle.register_pickle_by_value(main)  # type: ignore[no-untyped-call]
@@ -279,7 +287,7 @@ def _start_local(mark: str = "", metrics_port: int | None = None) -> None:
             **_RAY_INIT,
         )
     except OSError as error:
-        # Ray names the file that it cannot make, and of a socket whose path is too long its length.
+        # Ray's message names the file that it cannot create, or the length of a socket path that is too long.
         raise ConfigError(
             f"Ray cannot start: {error}. It keeps its sockets and logs in the folder for temporary files: set RAY_TMPDIR to a folder "
             "with a short path that this user may write to."
@@ -298,7 +306,7 @@ def _check_free(port: int) -> None:
 
 
 def metrics_address(*, ours: bool) -> str | None:
-    """Where this process's node serves Ray's metrics; None if it serves none. ``ours``: whether this process started that Ray."""
+    """The URL at which this process's node serves Ray's metrics; None if it serves none. ``ours``: whether this process started the Ray."""
     here = ray.get_runtime_context().get_node_id()
     node = next(n for n in ray.nodes() if n["NodeID"] == here)  # type: ignore[no-untyped-call]
     port = int(node["MetricsExportPort"])
@@ -362,9 +370,12 @@ def _cannot_join(address: str, error: Exception) -> ConfigError:
 def check_address(address: str | None) -> str | None:
     """Return the address for :func:`connected`, with ``"auto"`` resolved; RAY_ADDRESS stands in for None.
 
-    It starts and writes nothing, and finds a wrong address in seconds. Raises ConfigError if the address is invalid, nothing answers
-    as Ray does, this machine is not a node of the cluster, or this process is connected to another one; RunError in a fork of a process
-    with a connection.
+    This starts and writes nothing, and detects a wrong address in seconds.
+
+    Raises:
+        ConfigError: if the address is invalid, no Ray answers there, this machine is not a node of the cluster, or this process is
+            connected to another cluster.
+        RunError: in a fork of a process with a connection.
     """
     check_not_forked()
     if ray.is_initialized():
@@ -387,9 +398,9 @@ def check_address(address: str | None) -> str | None:
 
 
 def _check_is_ours(address: str | None) -> None:
-    """Raise ConfigError if ``address`` names another cluster than the one to which this process is connected: it uses that one.
+    """Raise ConfigError if ``address`` names another cluster than the one to which this process is connected.
 
-    A cluster has several names and addresses, so its nodes tell which it is. It is not refused if it does not tell them.
+    A cluster may have several names and addresses, so this compares nodes. A cluster that does not list its nodes passes.
     """
     here = ray.get_runtime_context()
     if address in (None, "", "auto", "local", here.gcs_address):
@@ -410,16 +421,16 @@ def _check_is_ours(address: str | None) -> None:
 
 
 def _cluster_here() -> str:
-    """The address of a cluster that has this machine as a node. Processes of Ray may belong to containers, which are unreachable
-    from outside, so this tries all of them at once."""
-    found = addresses_here()
-    with ThreadPoolExecutor(max_workers=max(len(found), 1)) as pool:
-        for address, usable in zip(found, pool.map(_may_be_joined, found), strict=True):
+    """The address of a cluster that has this machine as a node. Some of the machine's Ray processes may run in containers that are
+    unreachable from outside, so this tries all addresses at once."""
+    addresses = addresses_here()
+    with ThreadPoolExecutor(max_workers=max(len(addresses), 1)) as pool:
+        for address, usable in zip(addresses, pool.map(_may_be_joined, addresses), strict=True):
             if usable:
                 return address
-    seen = f" (Ray processes exist, but none can be reached at {', '.join(found)})" if found else ""
+    unreachable = f" (Ray processes exist, but none can be reached at {', '.join(addresses)})" if addresses else ""
     raise ConfigError(
-        f"no Ray cluster runs on this machine{seen}. Start one (ray start --head), name another "
+        f"no Ray cluster runs on this machine{unreachable}. Start one (ray start --head), name another "
         f"({argument('address', 'host:port')}), or pass no address to run on this machine alone."
     )
 
@@ -484,10 +495,11 @@ def _as_a_job(address: str) -> str:
 
 
 def _speaks_grpc(link: socket.socket) -> bool:
-    """Whether the other end answers an HTTP/2 client with a SETTINGS frame, as Ray's ports do. Ray itself would retry for a quarter
+    """Whether the other end answers an HTTP/2 client with a SETTINGS frame, as a gRPC server does. Ray itself would retry for a quarter
     of an hour. Under TLS, any listener passes."""
     if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
         return True
+    # A frame's header: its length (3 bytes), its type, its flags, and the stream id (4 bytes). Type 4 is SETTINGS.
     settings, frame_type = 4, 3
     answer = b""
     try:
@@ -499,35 +511,37 @@ def _speaks_grpc(link: socket.socket) -> bool:
     return len(answer) > frame_type and answer[frame_type] == settings
 
 
-def describe() -> Cluster:
+def describe() -> ConnectedCluster:
     """The cluster to which this process is connected, as it is now."""
     return _describe(ours=False)
 
 
-def _describe(*, ours: bool) -> Cluster:
-    return Cluster(whole=alive_nodes(), ours=ours, held={} if ours else held_by_others({}))
+def _describe(*, ours: bool) -> ConnectedCluster:
+    return ConnectedCluster(whole=alive_nodes(), ours=ours, held={} if ours else held_by_others({}))
 
 
 def held_by_others(ours: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """The resources that others hold, by node id, without ``ours``. Takes a second or two if they hold any, and longer while Ray frees
-    what this process has just left."""
+    """The resources that others hold, by node id, without ``ours``: the least amounts in use during ``HELD_S``, so that short tasks do not
+    count. Takes a second or two if others hold any, and longer while Ray frees what this process has just left."""
     while not are_free(lambda: _free_cpus(ours)):
         time.sleep(LOOK_S)
-    held = _held()
+    in_use = _in_use()
     until = time.monotonic() + HELD_S
-    while held and time.monotonic() < until:
+    while in_use and time.monotonic() < until:
         time.sleep(LOOK_S)
-        now = _held()
-        held = {
-            node: {name: min(amount, now[node][name]) for name, amount in each.items() if name in now[node]}
-            for node, each in held.items()
+        now = _in_use()
+        in_use = {
+            node: {name: min(amount, now[node][name]) for name, amount in amounts.items() if name in now[node]}
+            for node, amounts in in_use.items()
             if node in now
         }
     others = {
-        node: {name: round(amount - ours.get(node, {}).get(name, 0.0), DIGITS) for name, amount in each.items()}
-        for node, each in held.items()
+        node: {name: round(amount - ours.get(node, {}).get(name, 0.0), DIGITS) for name, amount in amounts.items()}
+        for node, amounts in in_use.items()
     }
-    return {node: some for node, each in others.items() if (some := {name: a for name, a in each.items() if a > 0})}
+    return {
+        node: some for node, amounts in others.items() if (some := {name: a for name, a in amounts.items() if a > 0})
+    }
 
 
 def _free_cpus(ours: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -539,17 +553,19 @@ def _free_cpus(ours: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     }
 
 
-def _held() -> dict[str, dict[str, float]]:
+def _in_use() -> dict[str, dict[str, float]]:
     free = free_resources()
-    held = {}
+    in_use = {}
     for node in alive_nodes():
         whole = {"CPU": node.cpus, "GPU": node.gpus, **node.others}
-        # A new node may have reported its resources before the free ones.
-        left = free.get(node.node_id, whole)
-        taken = {name: amount - left.get(name, 0.0) for name, amount in whole.items() if amount > left.get(name, 0.0)}
-        if taken:
-            held[node.node_id] = taken
-    return held
+        # A new node reports its resources before it reports which are free. Until then, all count as free.
+        unused = free.get(node.node_id, whole)
+        amounts = {
+            name: amount - unused.get(name, 0.0) for name, amount in whole.items() if amount > unused.get(name, 0.0)
+        }
+        if amounts:
+            in_use[node.node_id] = amounts
+    return in_use
 
 
 def alive_nodes() -> tuple[NodeResources, ...]:
@@ -583,16 +599,17 @@ def nodes_to_end_with() -> set[str]:
 
 
 def import_ahead(nodes: Collection[str], runtime_env: Mapping[str, Any]) -> None:
-    """Let other nodes begin the imports of their preprocessing processes now, while the actor that starts these processes starts itself.
+    """Start the imports of preprocessing processes on other nodes now, while the actor that will start these processes starts itself.
 
-    Without preloading there is nothing to begin: each process imports for itself.
+    Without preloading there is nothing to start: each process imports for itself.
     """
     if not runtime_env:
         return
     for node in set(nodes) - {ray.get_runtime_context().get_node_id()}:
         place = NodeAffinitySchedulingStrategy(node, soft=False)
         begun = _answer.options(num_cpus=0, runtime_env=dict(runtime_env), scheduling_strategy=place).remote()
-        begun.future().add_done_callback(Future.exception)  # Ray prints what nobody asks for, and the node may be gone
+        # The node may be gone. Ray would print an error that nobody retrieves.
+        begun.future().add_done_callback(Future.exception)
 
 
 def on_this_node(actor_class: Any, **options: Any) -> Any:

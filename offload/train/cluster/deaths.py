@@ -33,7 +33,7 @@ def how_worker_ended(rank: int, error: BaseException) -> str | None:
     node, pid = actor["Address"]["NodeID"], int(actor["Pid"])
     place = NodeAffinitySchedulingStrategy(node, soft=False)
     try:
-        status, host, log = ray.get(_asked.options(scheduling_strategy=place).remote(pid), timeout=ANSWER_S)
+        status, host, log = ray.get(_exit_report.options(scheduling_strategy=place).remote(pid), timeout=ANSWER_S)
     except ray.exceptions.RayError:
         return f"worker {rank} ended with its node {actor['Address']['IPAddress']}"
     return sentence(rank, host, pid, status, log, ray_killed=actor["DeathCause"].WhichOneof("context") == OUT_OF_MEMORY)
@@ -53,7 +53,7 @@ def sentence(rank: int, host: str, pid: int, status: int | None, log: str | None
 
 
 @ray.remote(num_cpus=0)
-def _asked(pid: int) -> tuple[int | None, str, str | None]:
+def _exit_report(pid: int) -> tuple[int | None, str, str | None]:
     """Return the exit status of a process of this node, the host's name, and the file of its standard error."""
     node: Any = ray._private.worker._global_node
     logs = sorted(Path(node.get_logs_dir_path()).glob(f"worker-*-{pid}.err"))

@@ -1,7 +1,7 @@
 """What this process's runs hold on the cluster, under names that are known before anything is created.
 
-An interrupt may come after Ray has made an actor or a placement group and before its handle is stored. Then only the name is left, and
-with it the end of the run, or the next run, releases what it names.
+An interrupt may come after Ray has created an actor or a placement group and before its handle is stored. The name is then all that is
+left, and the end of the run, or the next run, uses it to release the actor or group.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class Holdings:
     def remove_group(self, group: Any) -> None:
         """Remove a placement group."""
         remove_placement_group(group)
-        for name in [name for name, each in list(self._groups.items()) if each is group]:
+        for name in [name for name, known in list(self._groups.items()) if known is group]:
             self._groups.pop(name, None)
 
     def release(self) -> None:
-        """End all actors and remove all placement groups, also those that the actors have made. It may be called again after an
+        """End all actors and remove all placement groups, including those that the actors created. It may be called again after an
         interrupt."""
         for name in reversed(list(self._actors)):
             with contextlib.suppress(*_GONE):
@@ -92,6 +92,6 @@ _all: list[Holdings] = []
 
 
 def left() -> list[Holdings]:
-    """What runs that are over have not released. A thread has one run at a time, so its earlier ones are over."""
+    """The holdings that finished runs have not released. A thread has one run at a time, so its earlier runs are finished."""
     here = threading.current_thread()
-    return [each for each in list(_all) if each.thread is here or not each.thread.is_alive()]
+    return [holdings for holdings in list(_all) if holdings.thread is here or not holdings.thread.is_alive()]

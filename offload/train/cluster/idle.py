@@ -1,4 +1,4 @@
-"""CPUs of Ray that this process holds and does not use, which a run of the same process may have, and the connection that both use."""
+"""Idle CPUs that this process holds on Ray, which a run in the same process may take over, and the connection that both share."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _runs = 0
 
 
 def on_need(give_back: Callable[[], None]) -> None:
-    """Call ``give_back`` whenever a run looks for room. It gives up CPUs that are not in use, and does nothing otherwise."""
+    """Call ``give_back`` whenever a run looks for room. It must release idle CPUs, and do nothing if all are in use."""
     _holders.append(give_back)
 
 
 def give_back_idle() -> None:
-    """Let everything in this process give up the CPUs that it does not use."""
+    """Release the idle CPUs of all holders in this process."""
     for give_back in _holders:
         give_back()
 
@@ -33,7 +33,7 @@ def on_end(end: Callable[[], None]) -> None:
 
 @contextmanager
 def used_by_a_run() -> Iterator[None]:
-    """A context in which a run uses this process's connection to Ray, which may be that of others."""
+    """A context in which a run uses this process's connection to Ray, which loaders may share."""
     global _runs
     with _lock:
         _runs += 1
@@ -56,7 +56,7 @@ def is_alone() -> bool:
 
 @contextmanager
 def unless_used() -> Iterator[bool]:
-    """A context in which no run begins to use this process's connection to Ray. Yields whether none uses it: then it may end."""
+    """A context in which no run can begin to use this process's connection to Ray. Yields whether it is unused; if so, it may end."""
     with _lock:
         yield not _runs
 

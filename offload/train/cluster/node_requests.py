@@ -48,30 +48,30 @@ class NodeRequests:
         room = self._room()
         for bundle in self._groups.keys() | missing.keys():
             groups = self._groups.setdefault(bundle, [])
-            came = [group for group in groups if group.id.hex() in room]
+            granted = [group for group in groups if group.id.hex() in room]
             waiting = [group for group in groups if group.id.hex() not in room]
             count = min(missing.get(bundle, 0), MOST_WAITING)
-            kept, left = (came, []) if hold else ([], came)
-            for group in [*left, *waiting[count:]]:
+            keep, release = (granted, []) if hold else ([], granted)
+            for group in [*release, *waiting[count:]]:
                 self._holdings.remove_group(group)
             more = [self._holdings.new_group(bundle) for _ in range(count - len(waiting))]
-            self._groups[bundle] = [*kept, *waiting[:count], *more]
+            self._groups[bundle] = [*keep, *waiting[:count], *more]
 
     def held(self) -> dict[str, dict[str, float]]:
         """The resources that these requests hold, by node id."""
-        held: dict[str, Counter[str]] = {}
+        by_node: dict[str, Counter[str]] = {}
         room = self._room()
         for bundle, groups in self._groups.items():
             for node in (room[group.id.hex()] for group in groups if group.id.hex() in room):
-                held.setdefault(node, Counter()).update(dict(bundle))
-        return {node: dict(each) for node, each in held.items()}
+                by_node.setdefault(node, Counter()).update(dict(bundle))
+        return {node: dict(amounts) for node, amounts in by_node.items()}
 
     def _room(self) -> dict[str, str]:
         """The node of each group that found room, by the group's id."""
         if not any(self._groups.values()):
             return {}
         table = placement_group_table().items()
-        return {name: told["bundles_to_node_id"][0] for name, told in table if told["state"] == "CREATED"}
+        return {name: entry["bundles_to_node_id"][0] for name, entry in table if entry["state"] == "CREATED"}
 
     def close(self) -> None:
         """Withdraw all requests."""

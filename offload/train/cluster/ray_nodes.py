@@ -22,7 +22,7 @@ LOOK_S = 0.2
 
 
 def is_node_of(address: str, within_s: float) -> bool:
-    """Whether a node that runs on this machine belongs to the cluster at ``host:port``, or does so ``within_s`` seconds.
+    """Whether a node that runs on this machine belongs to the cluster at ``host:port``, or joins it within ``within_s`` seconds.
 
     Raises Ray's error if the cluster refuses to answer, for example without its token.
     """
@@ -40,7 +40,7 @@ def is_node_of(address: str, within_s: float) -> bool:
 
 
 def has_node(address: str, node_id: str, within_s: float) -> bool:
-    """Whether a node belongs to the cluster at ``host:port``, where something must listen: Ray ends a process that waits for it in vain.
+    """Whether a node belongs to the cluster at ``host:port``. Something must listen there: if nothing answers, Ray ends this process.
 
     Raises Ray's error if the cluster refuses to answer, for example without its token.
     """
@@ -50,7 +50,7 @@ def has_node(address: str, node_id: str, within_s: float) -> bool:
 
 
 def use_known_token() -> None:
-    """Use token authentication if the mode is unset and a token is known, from the environment or its file. ``ray.init`` does so too, but
+    """Use token authentication if the mode is unset and the environment or Ray's token file has a token. ``ray.init`` does the same, but
     only later."""
     if uses_token():
         return
@@ -63,14 +63,15 @@ def use_known_token() -> None:
 
 
 def addresses_here() -> tuple[str, ...]:
-    """The clusters of the nodes on this machine, ``host:port`` each; that of the last ``ray start`` comes first."""
+    """The addresses (``host:port``) of the clusters with a node on this machine, the one of the last ``ray start`` first."""
     last: str | None = services.find_bootstrap_address(None)
     others = sorted(map(str, services.find_gcs_addresses()))  # type: ignore[no-untyped-call]
     return tuple(dict.fromkeys([last, *others] if last else others))
 
 
 def free_resources() -> dict[str, dict[str, float]]:
-    """The free amount of each resource, by node id, without fully held resources. The data is some tenths of a second old."""
+    """The free amount of each resource, by node id. Resources that are fully in use are missing. The data is some tenths of a second
+    old."""
     free: dict[str, dict[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]
     return free
 
@@ -78,4 +79,4 @@ def free_resources() -> dict[str, dict[str, float]]:
 def _sockets_at(address: str, within_s: float) -> list[tuple[str, str]]:
     """The ids of a cluster's nodes, and their sockets for drivers on the same machine."""
     client: Any = GcsClient(address=address)
-    return [(node.hex(), each.raylet_socket_name) for node, each in client.get_all_node_info(timeout=within_s).items()]
+    return [(node.hex(), info.raylet_socket_name) for node, info in client.get_all_node_info(timeout=within_s).items()]

@@ -1,8 +1,8 @@
-"""Keep Ray from printing, in a program that has started Ray itself, what processes of this package write to their logs.
+"""In a program that has started Ray itself, keep Ray from printing the logs of this package's processes.
 
-Ray forwards the logs of all processes to the program's terminal. There, a run itself shows what the user's code prints, and tells its
-failures in a sentence. So both would appear twice, with tracebacks of this package. Ray's log files still hold them, and what the user's
-own tasks and actors print appears as before. Only this module touches Ray's private state of forwarded logs.
+Ray forwards the logs of all processes to the program's terminal. A run already shows what the user's code prints, and reports failures
+in a sentence, so both would appear twice, with tracebacks of this package. Ray's log files still hold them, and the output of the user's
+own tasks and actors appears as before. Only this module touches Ray's private state of forwarded logs.
 
 Where it stops: a Ray that this package starts or joins forwards nothing at all.
 """
@@ -20,7 +20,7 @@ from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispa
 from ray._private.state import actors
 
 LOADER = ("preprocessing", "DataLoader feed", "DataLoader reader", "block sender")
-"""What the processes of a DataLoader, and senders of blocks, call themselves."""
+"""The names that a DataLoader's processes and senders of blocks give themselves."""
 OF_RUN = ("hub", "controller", "worker", "preprocessing")
 CLASSES = (
     "Hub", "Preprocessor", "LoaderFeed", "IterableReader", "BlockSender", "TrainController", "RayTrainWorker",
@@ -31,8 +31,8 @@ _ours = set(LOADER)
 
 
 def keep_to_logs(run: str = "") -> None:
-    """Let Ray no longer print what processes of loaders, and of this run, write. It stays so: Ray forwards late."""
-    _ours.update(f"{run} {each}" for each in OF_RUN if run)
+    """Stop Ray from printing the output of loaders' processes, and of this run's. This outlives the run, since Ray forwards output late."""
+    _ours.update(f"{run} {process}" for process in OF_RUN if run)
     emit, show = dispatcher.emit, ray._private.worker.print_to_stdstream
     if getattr(emit, "func", None) is not _unless_ours:
         dispatcher.emit = functools.partial(_unless_ours, emit)  # type: ignore[method-assign]
@@ -45,9 +45,9 @@ def _unless_ours(emit: Callable[[Any], None], data: Any) -> None:
 
 
 def _unless_death(show: Callable[..., None], data: Any, *args: Any, **named: Any) -> None:
-    """Print a message of Ray, unless it says that a process of ours has died: a run and a loader say so themselves."""
-    died = [_DIED.search(line) for line in data.get("lines", ())] if data.get("pid") == "raylet" else []
-    if not any(found is not None and _is_ours(int(found[1])) for found in died):
+    """Print a message of Ray unless it announces the death of a process of ours, which a run or a loader reports itself."""
+    deaths = [_DIED.search(line) for line in data.get("lines", ())] if data.get("pid") == "raylet" else []
+    if not any(death is not None and _is_ours(int(death[1])) for death in deaths):
         show(data, *args, **named)
 
 
@@ -56,4 +56,4 @@ def _is_ours(pid: int) -> bool:
         known: Any = actors()
     except Exception:  # Ray is about to end
         return False
-    return any(each["Pid"] == pid and each["ActorClassName"] in CLASSES for each in known.values())
+    return any(actor["Pid"] == pid and actor["ActorClassName"] in CLASSES for actor in known.values())

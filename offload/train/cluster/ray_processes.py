@@ -100,7 +100,7 @@ def _without_helpers() -> Iterator[None]:
 
 @contextmanager
 def minimal_agents() -> Iterator[None]:
-    """Within, the nodes that this process starts have agents without what serves the dashboard
+    """A context in which the nodes that this process starts have agents without the dashboard's parts
     (:mod:`offload.preload.minimal_agent`)."""
     missing = ImportError("no dashboard is wanted")
     with (
@@ -111,13 +111,13 @@ def minimal_agents() -> Iterator[None]:
 
 
 def _local_agents() -> AbstractContextManager[None]:
-    """Within, the nodes that this process starts have agents that listen on the loopback address alone
+    """A context in which the nodes that this process starts have agents that listen on the loopback address alone
     (:mod:`offload.preload.local_agent`)."""
     return _agents_by(local_agent.__file__)
 
 
 def _agents_by(script: str) -> AbstractContextManager[None]:
-    """Within, this script starts the agents of the nodes that this process starts."""
+    """A context in which this script starts the agents of the nodes that this process starts."""
     python_of = ray._private.services._build_python_executable_command_memory_profileable
 
     def with_ours(component: str, *args: Any, **named: Any) -> list[str]:
@@ -143,15 +143,15 @@ def _undisturbed() -> Iterator[None]:
 
 
 @contextmanager
-def _instead(*instead: tuple[Any, str, Any]) -> Iterator[None]:
+def _instead(*replacements: tuple[Any, str, Any]) -> Iterator[None]:
     """A context in which these attributes of Ray are replaced."""
-    kept = [(module, name, getattr(module, name)) for module, name, _ in instead]
+    originals = [(module, name, getattr(module, name)) for module, name, _ in replacements]
     try:
-        for module, name, value in instead:
+        for module, name, value in replacements:
             setattr(module, name, value)
         yield
     finally:
-        for module, name, value in kept:
+        for module, name, value in originals:
             setattr(module, name, value)
 
 
@@ -193,7 +193,7 @@ def on_first_use(tell: Callable[[], None]) -> None:
 
 
 def _hook_in() -> None:
-    """Hear of every call of Ray's functions, before which Ray looks whether it must start a new Ray."""
+    """Wrap Ray's automatic start, which Ray calls before each of its functions, so that this module notices every call."""
     hook: Any = ray._private.auto_init_hook
     if not isinstance(hook.auto_init_ray, functools.partial):
         hook.auto_init_ray = functools.partial(_connected_or, hook.auto_init_ray)
@@ -204,14 +204,14 @@ def _connected_or(start: Callable[[], None]) -> None:
         if not ray.is_initialized():
             raise RunError("the connection to Ray has ended.")
     elif _first_uses and ray.is_initialized() and not _is_called_here():
-        told, _first_uses[:] = list(_first_uses), []  # in one step: other threads may come here, too
-        for tell in told:
+        listeners, _first_uses[:] = list(_first_uses), []  # in one step, since other threads may be here too
+        for tell in listeners:
             tell()
     start()
 
 
 def _is_called_here() -> bool:
-    """Whether this package calls Ray, and not the program's own code, or a thread of Ray's that works for it."""
+    """Whether this package calls Ray, rather than the program's own code or one of Ray's threads on its behalf."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         caller = str(frame.f_globals.get("__name__")).partition(".")[0]
@@ -257,7 +257,7 @@ def own_processes() -> dict[str, subprocess.Popen[bytes]]:
 
 class ControlWatch:
     """A watch over the processes that a run needs: the cluster's control process, and the node process of the driver's machine.
-    ``now_s`` is the time, in seconds."""
+    ``now_s``: a clock, in seconds."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         node: Any = ray._private.worker._global_node
@@ -265,17 +265,18 @@ class ControlWatch:
         self._now_s = now_s
         self._gcs, self._host = str(node.gcs_address), str(node.node_ip_address)
         self._raylet = None if self._own else _raylet_of(str(node.raylet_socket_name))
-        given = os.environ.get(f"RAY_{RECONNECT}")
-        self._patience_s = None if given is None else float(given)
+        setting = os.environ.get(f"RAY_{RECONNECT}")
+        self._patience_s = None if setting is None else float(setting)
         self._answered_at = self._looked_at = now_s()
         self._known: str | None = None
 
     def lost(self) -> str | None:
-        """The end of such a process, in words; None while all are alive. Takes some seconds if a joined cluster's head does not answer."""
-        self._known = self._known or self._found()
+        """How one of these processes ended, in words; None while all are alive. Takes some seconds if a joined cluster's head does not
+        answer."""
+        self._known = self._known or self._end()
         return self._known
 
-    def _found(self) -> str | None:
+    def _end(self) -> str | None:
         for name, process in self._own.items():
             if (status := process.poll()) is not None:
                 return f"Ray's {NAMES[name]} on {self._host} {how_it_ended(status)}"
@@ -284,7 +285,7 @@ class ControlWatch:
         return None if self._own else self._unreachable()
 
     def _unreachable(self) -> str | None:
-        """The unreachable head, in words; None while it answers. A head with fault tolerance may come back, so the timeout that the
+        """A sentence about an unreachable head; None while it answers. A head with fault tolerance may come back, so the timeout that the
         environment sets for Ray applies here too."""
         now_s = self._now_s()
         if now_s - self._looked_at < LOOK_S:

@@ -24,13 +24,13 @@ import ray._raylet
 from offload.process.program_state import restored
 
 LOGGER = logging.getLogger("ray")
-_settling = threading.RLock()  # the settings are the process's: threads that ask several clusters take turns
+_settling = threading.RLock()  # the settings belong to the process: threads that query several clusters take turns
 
 
 @contextmanager
 def settled() -> Iterator[None]:
-    """A context for calls that ask or join a cluster, or start one. Afterwards, the process's settings are as before, but for what a new
-    connection needs: that ends with it."""
+    """A context for calls that query, join or start a cluster. It restores the process's settings at its end, except those that a new
+    connection needs: they end with the connection."""
     with _settling:
         if ray.is_initialized():
             by_token = uses_token()
@@ -70,7 +70,7 @@ def _end(level: int, level_then: int, files: tuple[int, int], files_then: tuple[
 
 
 def _read_anew() -> None:
-    """Let Ray's library read mode and token from the environment when it needs them next."""
+    """Make Ray's library read the mode and the token from the environment again when it next needs them."""
     library: Any = ray._raylet
     with contextlib.suppress(AttributeError):
         library.Config.initialize("")

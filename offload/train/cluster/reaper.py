@@ -33,14 +33,14 @@ def end_marked(mark: str, grace_s: float = GRACE_S) -> None:
 def marked(mark: str) -> list[int]:
     """The live processes that carry the mark and whose environment is readable, without this one."""
     wanted = f"{MARK}={mark}".encode()
-    found = []
+    pids = []
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid():
             # A zombie, whose parent has not waited for it, has no environment left.
             with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
                 if wanted in file.read().split(b"\0"):
-                    found.append(int(name))
-    return found
+                    pids.append(int(name))
+    return pids
 
 
 def main(mark: str) -> None:

@@ -13,7 +13,7 @@ from offload.model.placement import Bundle, NodeResources
 from offload.pipeline.blocks.receiver import Pending
 from offload.pipeline.pool.ray_state import Held, held
 from offload.report.events import EventIgnored, NotStarted, RunEvent
-from offload.train.cluster.connection import Cluster, alive_nodes, held_by_others
+from offload.train.cluster.connection import ConnectedCluster, alive_nodes, held_by_others
 from offload.train.cluster.idle import is_alone
 from offload.train.cluster.node_requests import NodeRequests
 from offload.train.driver.fleet.messages import (
@@ -38,8 +38,8 @@ LOOK_S = 1.0
 
 
 def wait_for_start(
-    terms: Terms, cluster: Cluster, requests: NodeRequests, *, status: Callable[[str], None]
-) -> tuple[Cluster, Fleet, tuple[Action, ...]]:
+    terms: Terms, cluster: ConnectedCluster, requests: NodeRequests, *, status: Callable[[str], None]
+) -> tuple[ConnectedCluster, Fleet, tuple[Action, ...]]:
     """Wait until the run can start: for nodes that the autoscaler adds, or for room that other programs hold.
 
     Returns the cluster at that time, the run's first state, and its first actions. ``requests`` are closed then. ``status`` shows what
@@ -66,7 +66,7 @@ def wait_for_start(
         requests.close()
 
 
-def _seen(cluster: Cluster) -> ClusterSeen:
+def _seen(cluster: ConnectedCluster) -> ClusterSeen:
     """The cluster as the state machine sees it before the run starts, with whoever holds its CPUs."""
     shown, by = parts_held(cluster.held_of_all()), held() if cluster.held else Held()
     return ClusterSeen(
@@ -78,7 +78,7 @@ def _seen(cluster: Cluster) -> ClusterSeen:
     )
 
 
-def _beside(requests: NodeRequests, cluster: Cluster) -> Cluster:
+def _beside(requests: NodeRequests, cluster: ConnectedCluster) -> ConnectedCluster:
     """The cluster a moment later, with the resources that programs other than ``requests`` hold."""
     while True:
         ours = requests.held()

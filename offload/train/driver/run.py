@@ -35,7 +35,7 @@ from offload.report.terminal.live_line import LiveLine
 from offload.train.checkpoints.storage import Marker, Storage
 from offload.train.cluster.connection import (
     INSTANCE_TYPE,
-    Cluster,
+    ConnectedCluster,
     ControlLostError,
     alive_nodes,
     import_ahead,
@@ -89,7 +89,12 @@ class Run:
     """
 
     def __init__(
-        self, trainer: Arguments, directory: RunDirectory, live: LiveLine, listed: dict[str, Listed], cluster: Cluster
+        self,
+        trainer: Arguments,
+        directory: RunDirectory,
+        live: LiveLine,
+        listed: dict[str, Listed],
+        cluster: ConnectedCluster,
     ) -> None:
         self.trainer, self.directory, self.live, self.listed, self.cluster = trainer, directory, live, listed, cluster
         self.worker = self._worker_resources()

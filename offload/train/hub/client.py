@@ -11,7 +11,7 @@ from offload.pipeline.blocks.receiver import Pending
 from offload.pipeline.feed.passes import PassKey, PassRequest, Reach, Slice
 from offload.report.events import RunEvent
 from offload.report.run_tail import Tails
-from offload.train.cluster.connection import Asked
+from offload.train.cluster.connection import PendingAnswer
 from offload.train.hub.actor import Hub
 from offload.train.messages import GroupStart, News, Orders, Push
 
@@ -144,4 +144,4 @@ class HubClient:
 
     def _start(self, method: Callable[Concatenate[Any, _P], _T], *args: _P.args, **named: _P.kwargs) -> Pending[_T]:
         """Call a method of the hub without waiting."""
-        return Asked(getattr(self.actor, method.__name__).remote(*args, **named))
+        return PendingAnswer(getattr(self.actor, method.__name__).remote(*args, **named))
