@@ -55,13 +55,13 @@ class TorchFacts:
 
 def check_python(version: tuple[int, int, int]) -> Check:
     """Check the running interpreter against the supported range."""
-    found = ".".join(map(str, version))
+    finding = ".".join(map(str, version))
     lowest, limit = PYTHON_RANGE
     if lowest <= version[:2] < limit:
-        return Check(name="python", status="ok", found=found)
+        return Check(name="python", status="ok", found=finding)
     wanted = f"{lowest[0]}.{lowest[1]} to {limit[0]}.{limit[1] - 1}"
     return Check(
-        name="python", status="fail", found=found, remedy=f"use Python {wanted}, e.g. make install PYTHON=python3.11"
+        name="python", status="fail", found=finding, remedy=f"use Python {wanted}, e.g. make install PYTHON=python3.11"
     )
 
 
@@ -84,10 +84,10 @@ def check_auth(env: Mapping[str, str], home: Path, address: str | None) -> Check
     """
     mode = env.get("RAY_AUTH_MODE")
     token, token_error = _find_token(env, home)
-    found = f"RAY_AUTH_MODE={mode or '(unset)'}, token: {token or 'none'}"
+    finding = f"RAY_AUTH_MODE={mode or '(unset)'}, token: {token or 'none'}"
 
     def result(status: Status, remedy: str = "") -> Check:
-        return Check(name="ray-auth", status=status, found=found, remedy=remedy)
+        return Check(name="ray-auth", status=status, found=finding, remedy=remedy)
 
     if mode is None:
         if address is None:  # the processes of a local Ray inherit the decision of the first
@@ -131,20 +131,20 @@ def check_torch(facts: TorchFacts) -> Check:
         "install both in one command from the same place, e.g. pip install --force-reinstall torch torchvision: "
         "a CUDA build of the one does not work with a CPU-only build of the other"
     )
-    found = f"torch {facts.torch or 'not installed'}, torchvision {facts.torchvision or 'not installed'}"
+    finding = f"torch {facts.torch or 'not installed'}, torchvision {facts.torchvision or 'not installed'}"
     if facts.torch is None or facts.torchvision is None:
-        return Check(name="torch", status="fail", found=found, remedy="pip install torch torchvision")
+        return Check(name="torch", status="fail", found=finding, remedy="pip install torch torchvision")
     problem = facts.error or facts.ops_error
     if problem:
-        return Check(name="torch", status="fail", found=f"{found}; importing them failed: {problem}", remedy=remedy)
-    return Check(name="torch", status="ok", found=f"{found} ({f'CUDA {facts.cuda}' if facts.cuda else 'CPU only'})")
+        return Check(name="torch", status="fail", found=f"{finding}; importing them failed: {problem}", remedy=remedy)
+    return Check(name="torch", status="ok", found=f"{finding} ({f'CUDA {facts.cuda}' if facts.cuda else 'CPU only'})")
 
 
 def check_gpus(facts: TorchFacts, device_present: bool) -> Check:
     """Check the GPUs that torch can use. ``device_present``: whether the machine has an NVIDIA driver or device file."""
 
-    def result(status: Status, found: str, remedy: str = "") -> Check:
-        return Check(name="gpus", status=status, found=found, remedy=remedy)
+    def result(status: Status, finding: str, remedy: str = "") -> Check:
+        return Check(name="gpus", status=status, found=finding, remedy=remedy)
 
     if facts.gpus:
         names = [f"{facts.gpus.count(name)} × {name}" for name in dict.fromkeys(facts.gpus)]
@@ -180,14 +180,14 @@ def check_shm(shm_bytes: int | None, memory_bytes: int) -> Check:
             found="no /dev/shm",
             remedy="Ray keeps its object store on disk without it, which is slow; mount a tmpfs on /dev/shm",
         )
-    found = f"{shm_bytes / GIB:.1f} GiB free; Ray wants {wanted / GIB:.1f} GiB for its object store"
+    finding = f"{shm_bytes / GIB:.1f} GiB free; Ray wants {wanted / GIB:.1f} GiB for its object store"
     if shm_bytes >= wanted:
-        return Check(name="shm", status="ok", found=found)
-    fits_gib = shm_bytes / GIB * 0.9
+        return Check(name="shm", status="ok", found=finding)
+    fits_gib = shm_bytes / GIB * 0.9  # leaves a tenth of /dev/shm to others
     return Check(
         name="shm",
         status="warn",
-        found=found,
+        found=finding,
         remedy="Ray falls back to disk and crawls. In docker: --shm-size="
         f"{wanted / GIB + 1:.0f}g; elsewhere: mount -o remount,size={wanted / GIB + 1:.0f}G /dev/shm; "
         f"or let the store fit: ray start --object-store-memory {int(fits_gib * GIB)}",
@@ -196,13 +196,13 @@ def check_shm(shm_bytes: int | None, memory_bytes: int) -> Check:
 
 def check_memory(memory_bytes: int, available_bytes: int) -> Check:
     """Check the memory of this machine or container, and its free part."""
-    found = f"{memory_bytes / GIB:.1f} GiB, {available_bytes / GIB:.1f} GiB available"
+    finding = f"{memory_bytes / GIB:.1f} GiB, {available_bytes / GIB:.1f} GiB available"
     if available_bytes >= MIN_MEMORY_BYTES:
-        return Check(name="memory", status="ok", found=found)
+        return Check(name="memory", status="ok", found=finding)
     remedy = (
         f"Ray and one worker need about {MIN_MEMORY_BYTES / GIB:.0f} GiB; end other programs or take a larger machine"
     )
-    return Check(name="memory", status="warn", found=found, remedy=remedy)
+    return Check(name="memory", status="warn", found=finding, remedy=remedy)
 
 
 def check_cores(affinity: int, quota: float | None, count: int) -> Check:
@@ -211,12 +211,12 @@ def check_cores(affinity: int, quota: float | None, count: int) -> Check:
     limits = [f"affinity {affinity}"] if affinity < count else []
     if quota is not None:
         limits.append(f"cgroup quota {quota:g}")
-    found = f"{usable:g} of {count}" + (f" ({', '.join(limits)})" if limits else "")
+    finding = f"{usable:g} of {count}" + (f" ({', '.join(limits)})" if limits else "")
     if usable < 2:
         return Check(
             name="cores",
             status="warn",
-            found=found,
+            found=finding,
             remedy="a worker would take the only core, and preprocessing needs one: give at least 2, add hosts to the cluster, or "
             'reserve none for the worker (resources_per_worker={"CPU": 0})',
         )
@@ -224,10 +224,10 @@ def check_cores(affinity: int, quota: float | None, count: int) -> Check:
         return Check(
             name="cores",
             status="warn",
-            found=found,
+            found=finding,
             remedy=f"the quota is less than what processes see; tell Ray: ray start --num-cpus {max(1, int(quota))}",
         )
-    return Check(name="cores", status="ok", found=found)
+    return Check(name="cores", status="ok", found=finding)
 
 
 # --- the cluster ------------------------------------------------------------------------------------------------------
@@ -262,8 +262,8 @@ def check_cluster(
     port before any call to Ray, since Ray waits forever for a missing head.
     """
 
-    def fail(found: str, remedy: str) -> Check:
-        return Check(name="cluster", status="fail", found=found, remedy=remedy)
+    def fail(finding: str, remedy: str) -> Check:
+        return Check(name="cluster", status="fail", found=finding, remedy=remedy)
 
     if address is None:
         return Check(name="cluster", status="ok", found="no address given: a run starts a local Ray")
@@ -299,8 +299,8 @@ def check_cluster(
             "check that it is Ray's port on the head (6379) and that this host has joined it (ray start --address); "
             + _AUTH_REMEDY,
         )
-    found = f"{address}: {answer['nodes']:g} nodes, {answer['cpus']:g} CPUs, {answer['gpus']:g} GPUs"
-    return Check(name="cluster", status="ok", found=f"{found}, Ray {answer['ray']}")
+    finding = f"{address}: {answer['nodes']:g} nodes, {answer['cpus']:g} CPUs, {answer['gpus']:g} GPUs"
+    return Check(name="cluster", status="ok", found=f"{finding}, Ray {answer['ray']}")
 
 
 def _host_and_port(address: str) -> tuple[str, int] | None:
@@ -314,7 +314,7 @@ def _host_and_port(address: str) -> tuple[str, int] | None:
 
 
 def check_regions(library: str | None, error: str = "") -> Check:
-    """Check for a library that decodes regions of JPEGs. ``library``: its file, None if there is none; ``error``: why nobody knows."""
+    """Check for a library that decodes regions of JPEGs. ``library``: its file, None without one; ``error``: why the search failed."""
     if library is not None:
         return Check(name="jpeg-regions", status="ok", found=library)
     return Check(
@@ -326,11 +326,11 @@ def check_regions(library: str | None, error: str = "") -> Check:
 
 
 def check_cache(path: str, obstacle: str | None) -> Check:
-    """Check a cache of this machine. ``obstacle``: the reason why it cannot hold it, with a remedy, in two sentences."""
+    """Check a cache of this machine. ``obstacle``: why the machine cannot hold it, and a remedy, in two sentences."""
     if obstacle is None:
         return Check(name="cache", status="ok", found=path)
-    found, _, remedy = obstacle.partition(". ")
-    return Check(name="cache", status="fail", found=found, remedy=remedy[:1].lower() + remedy[1:])
+    finding, _, remedy = obstacle.partition(". ")
+    return Check(name="cache", status="fail", found=finding, remedy=remedy[:1].lower() + remedy[1:])
 
 
 def check_packages(version: Callable[[str], str | None]) -> list[Check]:
@@ -351,8 +351,8 @@ def check_packages(version: Callable[[str], str | None]) -> list[Check]:
         if installed is None:
             checks.append(Check(name=name, status="warn", found=f"not installed: {without}", remedy=remedy))
         elif name == "sagemaker" and not installed.startswith("2."):
-            found = f"{installed}: offload launch sagemaker submits with boto3, since only version 2 has estimators"
-            checks.append(Check(name=name, status="warn", found=found, remedy="pip install 'offload[sagemaker]'"))
+            finding = f"{installed}: offload launch sagemaker submits with boto3, since only version 2 has estimators"
+            checks.append(Check(name=name, status="warn", found=finding, remedy="pip install 'offload[sagemaker]'"))
         else:
             checks.append(Check(name=name, status="ok", found=installed))
     return checks

@@ -1,4 +1,4 @@
-"""``offload.Callback``, by which a program follows a run while it trains, and the documents that it gets.
+"""``offload.Callback``, through which a program follows a run while it trains, and the documents that it receives.
 
 Where it stops: :mod:`offload.train.driver.listeners` calls the methods, and :mod:`offload.callbacks` holds ready callbacks.
 """
@@ -142,16 +142,16 @@ class Ended:
 
 
 class Callback:
-    """What happens in a run, for a program of yours: override the methods that you need. Each does nothing by default.
+    """A receiver of what happens in a run: override the methods that you need. Each does nothing by default.
 
     The driver calls the methods, on a thread of the callback's own, one after another and in the order of events. A slow callback delays
     neither the run nor other callbacks. At the end, the run waits at most ten seconds for callbacks that are still busy.
 
-    An error in a method does not end the run. The run says the first one of each callback, writes an event ``callback_failed`` into
+    An error in a method does not end the run. The run reports each callback's first error, writes an event ``callback_failed`` into
     ``events.jsonl``, and goes on calling.
 
     Attributes:
-        ray_metrics_port: for a callback that exports metrics of Ray: the port at which a Ray that the run starts serves them on this
+        ray_metrics_port: for a callback that exports Ray's metrics, the port at which a Ray that the run starts serves them on this
             machine, 0 for a free one. None: the callback exports none.
     """
 
@@ -173,4 +173,4 @@ class Callback:
         """The workers have written a checkpoint."""
 
     def ended(self, ended: Ended) -> None:
-        """The run has ended, well or not. A process that is killed does not call it."""
+        """The run has ended, successfully or not. A process that is killed does not call this."""

@@ -36,7 +36,7 @@ class BatchSize:
         local: the smallest and largest local batch m of one worker. A worker accumulates a larger share.
 
     Raises:
-        ConfigError: for sizes that are no whole numbers of at least 1, or contradict each other.
+        ConfigError: for sizes that are not whole numbers of at least 1, or that contradict each other.
     """
 
     initial: int
@@ -64,17 +64,18 @@ class BatchSize:
 
     def split(self, workers: int, global_batch_size: int | None = None) -> BatchSplit:
         """Split a global batch, by default the initial one, over ``workers`` workers: ``M = K·m·(s + 1)``, rounded up to whole
-        local batches."""
+        local batches. K: the workers, m: the local batch, s: the accumulation steps."""
         return BatchSplit.of(
             global_batch_size or self.initial, workers, self.local[1] if self.local is not None else None
         )
 
     def carried_over(self, before: BatchSplit, workers: int) -> BatchSplit:
-        """Split the last trained batch over a number of workers: the adapted batch, if batches adapt, within these sizes. A resumed run may
-        have other sizes than the run before."""
+        """Split the last trained batch, limited to these sizes, over ``workers`` workers. Without adaptive batches, split the initial one.
+        A resumed run may have other limits than the run before."""
         if not self.adaptive:
             return self.split(workers)
         size = min(max(before.global_batch_size, self.initial), self.max or self.initial)
+        # A split that exceeds the limit only by rounding up to whole local batches stays: a new split could differ from it.
         rounded_up = 0 <= before.global_batch_size - size < before.workers * (before.accum_steps + 1)
         split = before if rounded_up and workers == before.workers else self.split(workers, size)
         return split.with_local_at_most(None if self.local is None else self.local[1])
@@ -216,9 +217,9 @@ class Cluster:
             _set(self, usd_per_hour=_prices(self.usd_per_hour))
 
 
-def _prices(given: Any) -> dict[str, float]:
+def _prices(usd_per_hour: Any) -> dict[str, float]:
     sane = "dollars by instance type, such as {'ml.g5.xlarge': 1.4}"
-    prices = check_mapping("Cluster: usd_per_hour", given, sane=sane)
+    prices = check_mapping("Cluster: usd_per_hour", usd_per_hour, sane=sane)
     return {
         check_text("Cluster: the keys of usd_per_hour", name, sane=sane): check_number(
             f"Cluster: usd_per_hour[{name!r}]", usd, above=0.0, sane="dollars, such as 1.4"
@@ -227,11 +228,11 @@ def _prices(given: Any) -> dict[str, float]:
     }
 
 
-def _schedule(given: Any) -> dict[int, int] | dict[float, int]:
+def _schedule(entries: Any) -> dict[int, int] | dict[float, int]:
     """Worker counts by epoch (ints) or by share of the training (floats)."""
     sane = "epochs, such as {0: 2, 30: 4}, or shares of the training, such as {0.0: 2, 0.5: 4}"
     schedule: dict[Any, int] = {}
-    for at, workers in check_mapping("Adaptation: schedule", given, sane=sane).items():
+    for at, workers in check_mapping("Adaptation: schedule", entries, sane=sane).items():
         name = "Adaptation: the keys of schedule"
         if isinstance(at, float | np.floating):
             key: float = check_number(name, at, most=1.0, sane=sane)
@@ -251,7 +252,7 @@ def workers_range(workers: Any) -> tuple[int, int]:
 
 
 def _set(config: Any, **values: Any) -> None:
-    """Set fields of a frozen dataclass while it is made."""
+    """Set fields of a frozen dataclass within its ``__post_init__``."""
     for name, value in values.items():
         object.__setattr__(config, name, value)
 

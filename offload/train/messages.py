@@ -81,7 +81,7 @@ class GroupStatus:
     Args:
         workers: the number of workers that train; 0 before the first report.
         split: the split of the newest step's global batch.
-        changes: the number of changes of ``split`` since the group started: totals across a change belong to no single batch.
+        changes: the number of changes of ``split`` since the group started. Totals across a change describe no single batch.
         useful: progress in samples as useful as those of initial batches.
         noise: ``(sqr, var, sqr_error)`` of all parameters at the initial batch; None before the first estimate.
         goal: the value of ``useful`` at the end of training; None if unknown.
@@ -166,6 +166,6 @@ class News:
 def sum_of(totals: Mapping[int, Totals]) -> Totals:
     """Add up the totals of all ranks."""
     together = Totals()
-    for each in totals.values():
-        together = together.plus(each)
+    for of_rank in totals.values():
+        together = together.plus(of_rank)
     return together

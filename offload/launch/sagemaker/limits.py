@@ -1,7 +1,7 @@
 """Check a request against SageMaker's limits before any call: lengths, ranges, patterns and enumerations.
 
-The limits come from the service's own API model. botocore ships it but checks only a part (types, required keys, minima). It needs no
-network and no credentials. Where it stops: :mod:`offload.launch.sagemaker.job` has the rules between fields.
+The limits come from the service's own API model. botocore ships it but checks only a part (types, required keys, minima). The checks need
+no network and no credentials. Where it stops: :mod:`offload.launch.sagemaker.job` has the rules between fields.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def _of_text(value: Any, shape: Any, where: str) -> Iterator[str]:
         yield f"{where}: {_short(value)} does not match {pattern}"
 
 
-def _out_of_range(size: int, limits: Mapping[str, Any], where: str, found: str, shown: str = "") -> Iterator[str]:
-    text = f"{found}{f' ({shown})' if shown else ''}"
+def _out_of_range(size: int, limits: Mapping[str, Any], where: str, actual: str, shown: str = "") -> Iterator[str]:
+    text = f"{actual}{f' ({shown})' if shown else ''}"
     if size > limits.get("max", size):
         yield f"{where}: {text}, at most {limits['max']:,} are allowed"
     if size < limits.get("min", size):

@@ -21,10 +21,10 @@ def check_caches(specs: Iterable[CacheSpec], nodes: Mapping[str, str]) -> None:
     """
     here = ray.get_runtime_context().get_node_id()
     for spec in dict.fromkeys(specs):
-        found: dict[str, Any] = {node: _obstacle(node, spec) for node in nodes if node != here}
+        answers: dict[str, Any] = {node: _obstacle(node, spec) for node in nodes if node != here}
         if here in nodes:
             _refuse(spec, nodes[here], obstacle_here(spec))
-        for node, answer in found.items():
+        for node, answer in answers.items():
             try:
                 obstacle = ray.get(answer, timeout=ANSWER_S)
             except ray.exceptions.RayError:

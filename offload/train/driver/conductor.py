@@ -51,8 +51,7 @@ def wait_for_start(
     state: Starting | Fleet = Starting(terms=terms)
     try:
         while True:
-            seen = _seen(cluster)
-            state, actions = step(state, seen)
+            state, actions = step(state, _cluster_seen(cluster))
             if isinstance(state, Fleet):
                 return cluster, state, actions
             for action in actions:
@@ -66,8 +65,8 @@ def wait_for_start(
         requests.close()
 
 
-def _seen(cluster: ConnectedCluster) -> ClusterSeen:
-    """The cluster as the state machine sees it before the run starts, with whoever holds its CPUs."""
+def _cluster_seen(cluster: ConnectedCluster) -> ClusterSeen:
+    """The cluster as the state machine sees it before the run starts, including who holds its CPUs."""
     shown, by = parts_held(cluster.held_of_all()), held() if cluster.held else Held()
     return ClusterSeen(
         now_s=time.monotonic(),
@@ -84,7 +83,8 @@ def _beside(requests: NodeRequests, cluster: ConnectedCluster) -> ConnectedClust
         ours = requests.held()
         time.sleep(LOOK_S)  # Ray reports free resources later than held ones
         cluster = dataclasses.replace(cluster, whole=alive_nodes(), held=held_by_others(ours))
-        if requests.held() == ours:  # otherwise new room would count as others', and the run would ask for it again
+        # Otherwise, room granted meanwhile would count as held by others, and the run would ask for it again.
+        if requests.held() == ours:
             return cluster
 
 

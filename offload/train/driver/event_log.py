@@ -63,15 +63,15 @@ class EventLog:
         self._under_way = False
 
     def know(self, nodes: Sequence[NodeResources]) -> None:
-        """Take note of these nodes, which the log then calls by their names."""
+        """Note these nodes, to group preprocessing by kind of node."""
         self._nodes |= {node.node_id: node for node in nodes}
 
     def start(self, event: RunStarted) -> None:
-        """Write the event with which this session of the run begins. If an earlier session left its events, it becomes a resumption."""
+        """Write the first event of this session: a start, or a resumption if an earlier session left its events."""
         if self.directory.resuming:
             event = RunResumed(**event.values())
         event = event.reported(time.time(), DRIVER)
-        if self.directory.resuming:  # the sessions before have listed these
+        if self.directory.resuming:  # earlier sessions have already listed these samples
             known = [(line.get("dataset"), line.get("sample_id")) for line in read_lines(self.directory.path / SKIPPED)]
             self._skipped = {
                 (name, sample) for name, sample in known if isinstance(name, str) and isinstance(sample, int)
@@ -227,12 +227,12 @@ class EventLog:
         return document
 
     def break_off(self, error: BaseException) -> None:
-        """Write the summary of a session that ends with an error before it could be finished, such as before its workers start."""
+        """Write the summary of a session that an error ends before :meth:`finish`, for example before its workers start."""
         if not self._under_way:
             return
         interrupted = isinstance(error, KeyboardInterrupt)
         reason = str(error) if isinstance(error, OffloadError) else f"{type(error).__name__}: {error}"
-        with contextlib.suppress(RunError):  # the run directory may be why it ends
+        with contextlib.suppress(RunError):  # the error may come from the run directory itself
             self.finish("interrupted" if interrupted else "failed", None, error=None if interrupted else reason)
 
 

@@ -13,11 +13,11 @@ _LONG = 500  # characters
 
 
 def describe_failure(error: BaseException, what: str, remedy: str) -> OffloadError:
-    """The error for users of an error from Ray: an offload error that caused it, or else ``what`` with the innermost cause and the
+    """Turn an error from Ray into one for users: the offload error that caused it, or else ``what`` with the innermost cause and the
     remedy, and with the user's frames as a note."""
-    found = find_offload_error(error)
-    if found is not None:
-        return type(found)(str(found))
+    offload_error = find_offload_error(error)
+    if offload_error is not None:
+        return type(offload_error)(str(offload_error))
     bases = [getattr(e, "_base_exc", e) for e in causes(error)]
     # A broken connection to a worker explains nothing if another error gives the reason.
     telling = [e for e in bases if not is_broken_connection(e)]
@@ -33,8 +33,8 @@ def describe_failure(error: BaseException, what: str, remedy: str) -> OffloadErr
 
 
 def _shortened(said: str) -> str:
-    """A message as one line: the whole of it, or its first and its last line if it is long."""
-    if "find_unused_parameters" in said:  # half a page of torch's, which names another way to set it
+    """A message on one line; only its first and last line if it is long."""
+    if "find_unused_parameters" in said:  # torch's half a page, which recommends a setting that offload has elsewhere
         return (
             "some parameters got no gradient on some worker. If that is meant, pass "
             "ctx.prepare(..., ddp={'find_unused_parameters': True})"
@@ -45,6 +45,7 @@ def _shortened(said: str) -> str:
 
 
 def whole_story(error: BaseException) -> str:
+    """The content of ``error.txt``: all tracebacks, including those that Ray carries as text."""
     parts = ["".join(traceback.format_exception(error))]
     parts += [str(e) for e in causes(error) if hasattr(e, "_base_exc")]
     return "\n\n".join(parts) + "\n\n" + to_json({"type": type(error).__name__})

@@ -39,7 +39,7 @@ class Listed:
 
     @property
     def identity(self) -> str | None:
-        """What tells its samples, and the kind of their order, from those of another data set with as many; None if nothing does."""
+        """A text that differs for another data set of the same size, or for another kind of order; None if nothing is known."""
         order = None
         if self.drawn:
             order = "drawn by weight"
@@ -60,7 +60,7 @@ class Listed:
 
     @property
     def pooled(self) -> bool:
-        """Whether the pool makes its samples; otherwise, Ray Data does."""
+        """Whether offload's own processes preprocess its samples; otherwise, Ray Data does."""
         return self.index is not None or self.units is not None
 
     @property
@@ -74,7 +74,7 @@ class Listed:
         return () if self.index is None else self.index.classes
 
     def close(self) -> None:
-        """Remove what the listing keeps on disk for this run alone."""
+        """Remove the files that the listing keeps for this run alone."""
         if self.index is not None:
             close_rows(self.index.rows)
 

@@ -1,6 +1,6 @@
 """Tell callbacks what happens in a run, each on a thread of its own.
 
-Where it stops: :mod:`offload.train.driver.event_log` says and writes what failed.
+Where it stops: :mod:`offload.train.driver.event_log` reports failed callbacks.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from offload.report.events.faults import CallbackFailed
 from offload.report.events.training import CheckpointWritten, MetricsReported, RunResumed, RunStarted
 from offload.train.callback import Callback, Checkpoint, Decision, Ended, Interval, Metrics, Started
 
-END_S = 10.0  # time for what callbacks have not handled by the run's end
+END_S = 10.0  # time that callbacks get after the run's end to handle what is left
 ERROR_CHARACTERS = 300
 
 Choice = Decided | WorkerCountWanted | CoreCountWanted
-"""The events that callbacks hear of as decisions."""
+"""The events that callbacks receive as decisions."""
 
 
 class Listeners:
@@ -75,7 +75,7 @@ class Listeners:
 
 
 class _Listener:
-    """One callback with its thread and what it still has to hear."""
+    """One callback, its thread, and the queue of documents that it has not handled."""
 
     def __init__(self, callback: Callback) -> None:
         self._callback, self._name = callback, type(callback).__qualname__
@@ -102,7 +102,7 @@ class _Listener:
         self._todo.put(None)
 
     def wait(self, deadline: float) -> None:
-        """Wait until everything is handled. After ``deadline``, count as failed."""
+        """Wait until everything is handled. A callback that is still busy at ``deadline`` counts as failed."""
         if self._thread.ident is None:
             return
         self._thread.join(max(deadline - time.monotonic(), 0.0))
@@ -115,7 +115,7 @@ class _Listener:
             try:
                 with forks.ending_here():
                     getattr(self._callback, method)(document)
-            except BaseException as error:  # SystemExit, too: it must not silence the calls that follow
+            except BaseException as error:  # even SystemExit must not prevent the calls that follow
                 self._fail(method, _brief(error), traceback.format_exc())
             self._handled += 1
 
@@ -133,7 +133,7 @@ def _brief(error: BaseException) -> str:
 
 
 def started_of(run_dir: Path, event: RunStarted) -> Started:
-    """The document of a session's begin."""
+    """The document of a session's start."""
     return Started(
         at=event.at,
         run_dir=run_dir,
@@ -174,7 +174,7 @@ def checkpoint_of(event: CheckpointWritten) -> Checkpoint:
 
 
 def decision_of(event: Choice) -> Decision:
-    """The document of a decision, or of a wish for more or fewer nodes, whose sentence is its reason."""
+    """The document of a decision, or of a request for more or fewer nodes, whose sentence is the reason."""
     kind, reason = (event.decision, event.reason) if isinstance(event, Decided) else (event.kind, event.sentence({}))
     return Decision(at=event.at, kind=kind, reason=reason, document=event.to_json())
 

@@ -57,10 +57,10 @@ from offload.train.worker.steps.device_memory import DeviceMemoryError
 NODE_ID = "ray.io/node-id"  # a label that every node has
 BLOCKING_GET_WARNING = "RAY_WARN_BLOCKING_GET_INSIDE_ASYNC"
 UNUSED_CALLBACKS = ("DatasetsCallback", "PlacementGroupCleanerCallback", "WorkingDirectorySetupCallback")
-PRINT_PATCH = "RAY_TRAIN_ENABLE_PRINT_PATCH"  # by which each printed line would be logged as well
+PRINT_PATCH = "RAY_TRAIN_ENABLE_PRINT_PATCH"  # would log each printed line as well
 PREEMPTION_WATCHER = "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"
-# Ray Train polls its workers every 2 s. They wait for that poll at the end of a run, and between consecutive commits. It polls a young
-# worker group more often: a run of a few seconds would otherwise spend half of its time waiting.
+# Ray Train polls its workers every 2 s, and they wait for that poll at the end of a run and between consecutive commits. A young worker
+# group is polled more often, since a run of a few seconds would otherwise spend half of its time waiting.
 YOUNG_S = 60.0
 YOUNG_LOOK_S = 0.2
 READY_WAIT_S = 0.75  # share of the polling interval that workers get to commit before others replace them
@@ -116,7 +116,7 @@ class DecidedWorkers(FixedScalingPolicy):
 
 
 class TrainController(ray_controller.TrainController):
-    """Ray Train's controller, which polls a young worker group more often. Ray's dashboard shows whose controller and workers they are."""
+    """Ray Train's controller, which polls a young worker group more often. Ray's dashboard shows the run's name for it and its workers."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
@@ -146,7 +146,7 @@ def _group_of(run: str) -> type[WorkerGroup]:
     class Group(WorkerGroup):
         _worker_cls = Worker
 
-    Worker.__name__ = Worker.__qualname__ = RayTrainWorker.__name__  # by which Ray's users know it
+    Worker.__name__ = Worker.__qualname__ = RayTrainWorker.__name__  # the name that Ray's users know
     return Group
 
 
@@ -167,11 +167,11 @@ class GoOn(FailurePolicy):
         if isinstance(error, PreemptionError):
             return self._lost(_first_line(error))
         if isinstance(error, WorkerGroupError):
-            failures = {rank: getattr(each, "_base_exc", each) for rank, each in error.worker_failures.items()}
-            too_large = [each for each in failures.values() if isinstance(each, DeviceMemoryError)]
+            failures = {rank: getattr(failure, "_base_exc", failure) for rank, failure in error.worker_failures.items()}
+            too_large = [failure for failure in failures.values() if isinstance(failure, DeviceMemoryError)]
             if too_large:  # a worker raises it only if smaller batches come next; the other ranks wait for that worker
                 return FailureDecision.RETRY
-            lost = {rank: each for rank, each in failures.items() if isinstance(each, WORKER_LOST)}
+            lost = {rank: failure for rank, failure in failures.items() if isinstance(failure, WORKER_LOST)}
             # When a host dies, its peers notice before Ray does: their connections to it break.
             if lost or all(map(is_broken_connection, failures.values())):
                 rank, cause = next(iter((lost or failures).items()))
@@ -221,10 +221,10 @@ class Avoiding(ControllerCallback):
 
     def on_controller_start_worker_group(self, *, scaling_config: Any, num_workers: int) -> dict[str, str] | None:
         avoided = self._hub.nodes_to_avoid()
-        given = scaling_config.label_selector
-        if not avoided or isinstance(given, list):
+        selector = scaling_config.label_selector
+        if not avoided or isinstance(selector, list):
             return None
-        return {**(given or {}), NODE_ID: f"!in({','.join(avoided)})"}
+        return {**(selector or {}), NODE_ID: f"!in({','.join(avoided)})"}
 
 
 class LastLook(WorkerGroupCallback):
@@ -296,7 +296,7 @@ class TorchTrainer(ray.train.torch.TorchTrainer):
         return [
             LastLook(),
             Avoiding(self._hub),
-            *(each for each in callbacks if type(each).__name__ not in UNUSED_CALLBACKS),
+            *(callback for callback in callbacks if type(callback).__name__ not in UNUSED_CALLBACKS),
         ]
 
     def _initialize_and_run_controller(self, **arguments: Any) -> Any:

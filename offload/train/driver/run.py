@@ -79,7 +79,7 @@ PING_S = 30.0  # time for a node to answer, or for Ray to notice that it is gone
 FEED_THREADS = 8
 MOST_WORKERS = 1024
 MOST_RANKS_AT_ONCE = 64  # ranks that the hub answers at the same time
-TOKEN_BYTES = 1 << 20  # reservation of a worker that needs no CPUs: Ray does not place a group that asks for nothing
+TOKEN_BYTES = 1 << 20  # reservation of a worker that needs no CPUs: Ray does not place a group without resources
 
 
 class Run:
@@ -98,7 +98,7 @@ class Run:
     ) -> None:
         self.trainer, self.directory, self.live, self.listed, self.cluster = trainer, directory, live, listed, cluster
         self.worker = self._worker_resources()
-        if trainer.cluster.preprocessing_cores and not all(each.pooled for each in listed.values()):
+        if trainer.cluster.preprocessing_cores and not all(dataset.pooled for dataset in listed.values()):
             raise ConfigError(
                 "preprocessing_cores asks the cluster for cores, and so does Ray Data if a source is a ray.data.Dataset: drop "
                 "preprocessing_cores, or read the data with one of offload's own sources (image_folder, parquet, webdataset, "
@@ -160,7 +160,7 @@ class Run:
         try:
             if marker is not None:
                 marker.put()
-            # Signals only count from the first actor's start until all have ended: none is left behind.
+            # While actors exist, signals are only counted, so that none interrupts their cleanup.
             with handled() as interrupts, interrupts.shielded(patient=True):
                 result, stopped, answered = self._train(cores, name, storage, marker, interrupts)
         finally:
@@ -223,10 +223,10 @@ class Run:
         except ray.exceptions.RayError as error:
             if (lost := control.lost()) is not None:
                 self._lost(lost)
-            # The hub died (for example, its host ran out of memory). An error of fit(), if any, says more.
+            # The hub died, for example because its host ran out of memory. An error of fit(), if any, explains more.
             self._failed(outcome[0] if outcome and isinstance(outcome[0], BaseException) else error)
         finally:
-            if control.lost() is None:  # otherwise nobody would answer
+            if control.lost() is None:  # otherwise, Ray would not answer these calls
                 watchers.close()
                 torch_trainer.start_none()
                 conductor.close()
@@ -249,7 +249,7 @@ class Run:
         return lambda: run_worker(functions, setup)
 
     @property
-    def _gpu_type_asked(self) -> str | None:
+    def _requested_gpu_type(self) -> str | None:
         config: Any = self.trainer.scaling_config
         return None if config is None else getattr(config, "accelerator_type", None)
 
@@ -267,7 +267,7 @@ class Run:
             grows=trainer.cluster.autoscale_workers,
             cores=trainer.cluster.preprocessing_cores,
             mixed_gpus=trainer.cluster.mixed_gpus,
-            gpu_type=self._gpu_type_asked,
+            gpu_type=self._requested_gpu_type,
             usd_per_hour=self._prices(),
             nodes_deadline_s=trainer.cluster.nodes_deadline_s,
         )
@@ -286,18 +286,18 @@ class Run:
         return ray.put(streams)
 
     def _functions(self) -> Carried:
-        """What the workers call, on its way to them. Raises ConfigError if it cannot be pickled."""
+        """Pickle the functions and settings that the workers call. Raises ConfigError if that fails."""
         trainer = self.trainer
-        given = UserFunctions(
+        functions = UserFunctions(
             train=trainer.train,
             on_device={name: p.on_device for name, p in trainer.datasets.items()},
             collate_fn={name: p.collate_fn for name, p in trainer.datasets.items() if p.collate_fn is not None},
             config=trainer.train_loop_config,
         )
         try:
-            return Carried(given)
+            return Carried(functions)
         except Exception as error:  # the user's classes may raise anything
-            reason = used(given, error) or (
+            reason = used(functions, error) or (
                 f"{type(error).__name__}: {error}. The functions and train_loop_config must hold no open files, connections and locks: "
                 "make them within the functions."
             )
@@ -307,15 +307,17 @@ class Run:
         config, overrides = self.trainer.scaling_config, self.trainer.overrides
         has_gpus = any(n.gpus >= 1 for n in self.cluster.whole)
         use_gpu = bool(config.use_gpu) if config is not None else has_gpus
-        given: Any = config.resources_per_worker if config is not None else None
-        asked: dict[str, float] = dict(given or {})
-        others = {name: float(amount) for name, amount in asked.items() if name not in ("CPU", "GPU", "memory")}
+        per_worker: Any = config.resources_per_worker if config is not None else None
+        requested: dict[str, float] = dict(per_worker or {})
+        others = {name: float(amount) for name, amount in requested.items() if name not in ("CPU", "GPU", "memory")}
         gpus = float(
-            asked.get("GPU", 1 if use_gpu else 0) if overrides.gpus_per_worker is None else overrides.gpus_per_worker
+            requested.get("GPU", 1 if use_gpu else 0)
+            if overrides.gpus_per_worker is None
+            else overrides.gpus_per_worker
         )
-        # As in Ray Train: a worker on a GPU leaves most of a core idle while it waits for data, just when preprocessing needs it.
+        # As in Ray Train, a worker with a GPU reserves no core: while it waits for data, preprocessing needs that core most.
         alone = 0 if gpus else 1
-        cpus = float(asked.get("CPU", alone) if overrides.cpus_per_worker is None else overrides.cpus_per_worker)
+        cpus = float(requested.get("CPU", alone) if overrides.cpus_per_worker is None else overrides.cpus_per_worker)
         return WorkerResources(cpus=cpus, gpus=gpus, others=others)
 
     def _setup(self, hub: HubClient, marker: Marker | None) -> WorkerSetup:
@@ -350,26 +352,27 @@ class Run:
     def _torch_trainer(
         self, hub: HubClient, run: str, name: str, storage: Storage, marker: Marker | None
     ) -> TorchTrainer:
-        given = self.trainer.scaling_config or ray.train.ScalingConfig()
-        per_worker: Any = given.resources_per_worker
+        config = self.trainer.scaling_config or ray.train.ScalingConfig()
+        per_worker: Any = config.resources_per_worker
         resources: dict[str, float] = {**(per_worker or {}), "CPU": self.worker.cpus, "GPU": self.worker.gpus}
         if not self.worker.gpus:
             del resources["GPU"]
         if not any(resources.values()):
-            resources = {
-                "memory": TOKEN_BYTES
-            }  # a share of a CPU would leave less than the whole one that a task may need
+            # Not a share of a CPU: a task may need the whole one.
+            resources = {"memory": TOKEN_BYTES}
         scaling = dataclasses.replace(
-            given, num_workers=self.placement.workers, use_gpu=self.worker.gpus > 0, resources_per_worker=resources
+            config, num_workers=self.placement.workers, use_gpu=self.worker.gpus > 0, resources_per_worker=resources
         )
-        kept = self.trainer.checkpoints
+        checkpoints = self.trainer.checkpoints
         run_config = dataclasses.replace(  # type: ignore[call-arg]  # typed as version 1's RunConfig
             self.trainer.run_config or ray.train.RunConfig(),
             name=name,
             storage_path=storage.path,
             storage_filesystem=storage.filesystem,
             checkpoint_config=ray.train.CheckpointConfig(
-                num_to_keep=kept.keep, checkpoint_score_attribute=kept.best, checkpoint_score_order=kept.mode
+                num_to_keep=checkpoints.keep,
+                checkpoint_score_attribute=checkpoints.best,
+                checkpoint_score_order=checkpoints.mode,
             ),
             logging_config=ray.train.LoggingConfig(log_level="ERROR"),
             worker_runtime_env=self._worker_env(),
@@ -380,7 +383,7 @@ class Run:
             run=run,
             holdings=self.holdings,
             controller_env=preload.runtime_env(self.job_env, also=preload.CONTROLLER),
-            beside_ray_data=not all(each.pooled for each in self.listed.values()),
+            beside_ray_data=not all(dataset.pooled for dataset in self.listed.values()),
             scaling_config=scaling,
             run_config=run_config,
         )
@@ -419,10 +422,10 @@ class Run:
 
     def _worker_env(self) -> dict[str, Any]:
         config: Any = self.trainer.run_config
-        given = dict(config.worker_runtime_env or {}) if config is not None else {}
+        user_env = dict(config.worker_runtime_env or {}) if config is not None else {}
         if variables := worker_variables():
-            given["env_vars"] = {**variables, **given.get("env_vars", {})}
-        return {**preload.runtime_env({**self.job_env, **given}, also=preload.TRAINING), **given}
+            user_env["env_vars"] = {**variables, **user_env.get("env_vars", {})}
+        return {**preload.runtime_env({**self.job_env, **user_env}, also=preload.TRAINING), **user_env}
 
     def _announce(self) -> None:
         prices = self._prices()
@@ -480,7 +483,7 @@ class Run:
         """
         tuner = self._tuner()
         ends_with = nodes_to_end_with()
-        told = leaving = False
+        stop_asked = leaving = False
         read_at = time.monotonic()
 
         def look() -> None:
@@ -489,7 +492,7 @@ class Run:
             self._read(hub)
             if not self._answered(read_at):
                 return
-            if not told:
+            if not stop_asked:
                 # In this order: a drained node that ends in between would look like a new node.
                 draining, alive = draining_nodes(), self.cluster.left(alive_nodes())
                 watchers.look([node for node in alive if node.node_id in conductor.fleet.in_use], draining)
@@ -510,15 +513,15 @@ class Run:
                     aside.wait(INTERRUPT_S)
                     self.log.finish("interrupted", None)
                     raise KeyboardInterrupt
-                if (interrupts.presses or leaving) and not told:
-                    told = True
+                if (interrupts.presses or leaving) and not stop_asked:
+                    stop_asked = True
                     if interrupts.presses:
                         self.live.note("stopping: committing a checkpoint first (Ctrl-C again ends at once)")
                     conductor.handle(StopAsked())
                 if aside.busy:
                     continue
                 aside.result()
-                if told and self._nothing_to_commit(conductor.fleet):
+                if stop_asked and self._nothing_to_commit(conductor.fleet):
                     return True
                 if time.monotonic() - read_at >= (POLL_BUSY_S if conductor.fleet.busy else POLL_S):
                     read_at = time.monotonic()
@@ -526,18 +529,18 @@ class Run:
             while aside.busy and control.lost() is None:
                 aside.wait(INTERRUPT_S)
             aside.result()
-        return told
+        return stop_asked
 
     def _nothing_to_commit(self, fleet: Fleet) -> bool:
         """Whether nothing is trained yet, or no worker runs or is about to run that could commit it."""
         news = self.log.news
-        # After a failure, workers start only once the driver has looked at the cluster, and a run that ends looks no more.
+        # After a failure, workers start only once the driver has looked at the cluster, which it no longer does while the run ends.
         none_follow = news.failures > fleet.failures_seen
         return none_follow or not (news.totals or news.past) or (not fleet.workers and not news.running)
 
     def _answered(self, now_s: float) -> bool:
-        """Whether the driver knows if the nodes of dead workers are alive. Ray needs some seconds to find out, and until then, it would
-        wait for room on a dead node."""
+        """Whether the driver knows which nodes of dead workers are alive. Ray takes some seconds to find out. Until then, Ray would wait
+        for room on a dead node."""
         news = self.log.news
         if news.failures > self._failures:
             self._failures, self._asked_at = news.failures, now_s

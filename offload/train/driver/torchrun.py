@@ -1,4 +1,4 @@
-"""A Trainer in a script that torchrun has started. torchrun starts the processes of a loop; the Trainer starts workers of its own."""
+"""Support for a Trainer in a script that torchrun started. torchrun starts one process per rank, but the Trainer starts its own workers."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def check_alone(env: Mapping[str, str] = os.environ) -> None:
 
 
 def worker_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment variables with which workers do not look for torchrun's own store. They would wait half an hour for it: torch takes
-    it for the one at which they meet."""
+    """The environment variables that keep workers from looking for torchrun's own store. torch would take it for the workers' rendezvous
+    and wait half an hour for it."""
     return {_AGENT_STORE: "False"} if _AGENT_STORE in env else {}

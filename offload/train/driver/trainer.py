@@ -62,7 +62,7 @@ PATIENCE_S = 3.0  # time after which a listing shows its progress
 CORES_LOOK_S = 10.0
 
 _Config = TypeVar("_Config", Adaptation, Checkpoints, Cluster)
-_Found = TypeVar("_Found")
+_Listing = TypeVar("_Listing")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,22 +145,22 @@ class Trainer:
         storage_path: str | None = None,
     ) -> None:
         self.train = check_callable("train", train, sane="a function of an offload.Context")
-        given = check_mapping(
+        by_name = check_mapping(
             "datasets", datasets, sane="data sets by name, such as {'train': offload.image_folder(...)}"
         )
-        for each in given:
-            check_text("the names in datasets", each, sane='such as "train"')
-        if TRAIN not in given:
-            raise ConfigError(f'datasets must name a "train" data set, found {", ".join(given) or "none"}.')
-        self.datasets: dict[str, Pipeline] = {each: described(each, value) for each, value in given.items()}
+        for name in by_name:
+            check_text("the names in datasets", name, sane='such as "train"')
+        if TRAIN not in by_name:
+            raise ConfigError(f'datasets must name a "train" data set, found {", ".join(by_name) or "none"}.')
+        self.datasets: dict[str, Pipeline] = {name: described(name, value) for name, value in by_name.items()}
         self.batch_size = _batch_size(self.datasets[TRAIN].batch_size if batch_size is None else batch_size)
         self.workers = None if workers is None else workers_range(workers)
-        self.adaptation = _made("adaptation", adaptation, Adaptation)
-        self.cluster = _made("cluster", cluster, Cluster)
+        self.adaptation = _config_or_default("adaptation", adaptation, Adaptation)
+        self.cluster = _config_or_default("cluster", cluster, Cluster)
         self._check_schedule()
         check_choice("precision", precision, ("fp32", "bf16", "fp16"))
         self.precision: Precision = precision
-        self.checkpoints = _made("checkpoints", checkpoints, Checkpoints)
+        self.checkpoints = _config_or_default("checkpoints", checkpoints, Checkpoints)
         self.seed = check_count("seed", seed, least=-MOST, sane="such as 0")
         self.deterministic = check_flag("deterministic", deterministic)
         if deterministic and self.batch_size.adaptive:
@@ -175,7 +175,7 @@ class Trainer:
         self.scaling_config, self.run_config = scaling_config, run_config
         _check_ray_trains(scaling_config, run_config)
         self.overrides = WorkerOverrides()
-        self.storage_path = _storage_path(storage_path) or _given(run_config, "storage_path")
+        self.storage_path = _storage_path(storage_path) or _unless_default(run_config, "storage_path")
 
     def _check_schedule(self) -> None:
         least, most = self.workers or (1, 1)
@@ -247,9 +247,9 @@ class Trainer:
             Path(check_path("run_dir", run_dir, sane="a folder, such as runs/a")),
             overwrite=check_flag("overwrite", overwrite),
         )
-        # In the run directory, the folder's name tells its content; elsewhere, it tells its run.
+        # Inside the run directory, the folder is named after its content; elsewhere, after its run.
         storage_path = _storage_path(storage_path) or self.storage_path
-        name = _given(self.run_config, "name") or (directory.path.name if storage_path else CHECKPOINTS)
+        name = _unless_default(self.run_config, "name") or (directory.path.name if storage_path else CHECKPOINTS)
         filesystem = self.run_config.storage_filesystem if self.run_config else None
 
         def storage_checked() -> tuple[Storage, bool]:
@@ -267,9 +267,9 @@ class Trainer:
             storage, outdated = in_time(storage_checked, storage_path or str(directory.path))
             live.status("listing the data")
             listed: dict[str, Listed] = {}
-            for each in self.datasets:
-                listed[each] = self.listed(each, live.waiting)
-                listings.callback(listed[each].close)
+            for dataset in self.datasets:
+                listed[dataset] = self.listed(dataset, live.waiting)
+                listings.callback(listed[dataset].close)
             live.status("starting Ray")
             metrics_port = next((c.ray_metrics_port for c in self.callbacks if c.ray_metrics_port is not None), None)
             with connected(address, metrics_port=metrics_port) as cluster:
@@ -319,97 +319,99 @@ def _listed_dataset(name: str, pipeline: Pipeline, waiting: Callable[[str], None
     assert dataset is not None
     shuffle = _shuffled(name, pipeline)
     has_ids = pipeline.id_column is not None
-    found: UnitIndex | str = _aside(
+    listing: UnitIndex | str = _aside(
         name, pipeline, lambda tell: units_of(dataset, shuffle=shuffle, has_ids=has_ids), waiting
     )
-    if isinstance(found, UnitIndex):
-        return Listed(name=name, pipeline=pipeline, index=None, units=found, shuffle=shuffle, notes=found.notes)
+    if isinstance(listing, UnitIndex):
+        return Listed(name=name, pipeline=pipeline, index=None, units=listing, shuffle=shuffle, notes=listing.notes)
     if pipeline.shuffle:
         raise ConfigError(
-            f"from_ray(shuffle=True) needs a Dataset that offload can execute itself, and {found}. Drop shuffle=True, or "
+            f"from_ray(shuffle=True) needs a Dataset that offload can execute itself, and {listing}. Drop shuffle=True, or "
             "materialize() the Dataset after the steps that Ray Data has to execute."
         )
     if pipeline.on_error == "skip":
         raise ConfigError(
-            f'from_ray(on_error="skip") needs a Dataset that offload can execute itself, and {found}. Leave unusable rows out in Ray Data '
-            '(Dataset.filter()), or drop on_error="skip".'
+            f'from_ray(on_error="skip") needs a Dataset that offload can execute itself, and {listing}. Leave unusable rows out in Ray '
+            'Data (Dataset.filter()), or drop on_error="skip".'
         )
     order = "" if pipeline.id_column else "; without id_column, an interrupted epoch starts again from its beginning"
-    notes = (f"Ray Data executes it, in its own order: {found}{order}",)
+    notes = (f"Ray Data executes it, in its own order: {listing}{order}",)
     return Listed(name=name, pipeline=pipeline, index=None, shuffle=False, notes=notes)
 
 
 def _aside(
-    name: str, pipeline: Pipeline, lister: Callable[..., _Found] | None, waiting: Callable[[str], None]
-) -> _Found:
-    """What ``lister`` finds; it may run on another thread, while ``waiting`` hears of its progress."""
+    name: str, pipeline: Pipeline, lister: Callable[..., _Listing] | None, waiting: Callable[[str], None]
+) -> _Listing:
+    """The result of ``lister``. It may run on another thread, and ``waiting`` then receives its progress."""
     assert lister is not None
     if not pipeline.aside:
         return lister()
-    told, began = [""], time.monotonic()
-    held, looked_at = "", began
+    progress, began = [""], time.monotonic()
+    holders, looked_at = "", began
 
     def show() -> None:
-        nonlocal held, looked_at
+        nonlocal holders, looked_at
         now = time.monotonic()
         if pipeline.dataset is not None and now - looked_at > CORES_LOOK_S:  # Ray Data may have to execute it
-            held, looked_at = held_in_vain(), now
+            holders, looked_at = held_in_vain(), now
         if now - began > PATIENCE_S:
-            beside = f", {told[0]} so far" if told[0] else ""
-            waits = f"; its tasks wait for CPUs, and others hold them: {held}" if held else ""
+            beside = f", {progress[0]} so far" if progress[0] else ""
+            waits = f"; its tasks wait for CPUs, and others hold them: {holders}" if holders else ""
             waiting(f"listing {name}: {pipeline.name}{beside}{waits}")
 
-    return call_aside(lambda: lister(lambda text: told.__setitem__(0, text)), meanwhile=show)
+    return call_aside(lambda: lister(lambda text: progress.__setitem__(0, text)), meanwhile=show)
 
 
-def _batch_size(given: Any) -> BatchSize:
-    if isinstance(given, BatchSize):
-        return given
-    if given is None:
+def _batch_size(value: Any) -> BatchSize:
+    if isinstance(value, BatchSize):
+        return value
+    if value is None:
         raise ConfigError(
             "the Trainer needs batch_size, the global batch, unless a DataLoader describes the training data."
         )
-    return BatchSize(initial=check_count("batch_size", given, least=1, sane="such as 64, or an offload.BatchSize"))
+    return BatchSize(initial=check_count("batch_size", value, least=1, sane="such as 64, or an offload.BatchSize"))
 
 
-def _made(name: str, given: Any, kind: type[_Config]) -> _Config:
+def _config_or_default(name: str, value: Any, kind: type[_Config]) -> _Config:
     """The user's value, or the default of its kind."""
-    if given is None:
+    if value is None:
         return kind()
-    if not isinstance(given, kind):
-        raise ConfigError(f"{name} must be an offload.{kind.__name__}, found {shown(given)}.")
-    return given
+    if not isinstance(value, kind):
+        raise ConfigError(f"{name} must be an offload.{kind.__name__}, found {shown(value)}.")
+    return value
 
 
-def _callbacks(given: Any) -> tuple[Callback, ...]:
-    if not isinstance(given, list | tuple):
+def _callbacks(value: Any) -> tuple[Callback, ...]:
+    if not isinstance(value, list | tuple):
         raise ConfigError(
-            f"callbacks must be a list of offload.Callback objects, found {shown(given)}. Pass callbacks=[...]."
+            f"callbacks must be a list of offload.Callback objects, found {shown(value)}. Pass callbacks=[...]."
         )
-    for place, each in enumerate(given):
-        if not isinstance(each, Callback):
+    for place, callback in enumerate(value):
+        if not isinstance(callback, Callback):
             remedy = (
-                "pass an object of this class" if isinstance(each, type) else "derive its class from offload.Callback"
+                "pass an object of this class"
+                if isinstance(callback, type)
+                else "derive its class from offload.Callback"
             )
-            raise ConfigError(f"callbacks[{place}] must be an offload.Callback, found {shown(each)}: {remedy}.")
-    return tuple(given)
+            raise ConfigError(f"callbacks[{place}] must be an offload.Callback, found {shown(callback)}: {remedy}.")
+    return tuple(value)
 
 
-def _storage_path(given: Any) -> str | None:
+def _storage_path(path: Any) -> str | None:
     return (
-        None if given is None else check_path("storage_path", given, sane="a folder, or a URI such as s3://bucket/runs")
+        None if path is None else check_path("storage_path", path, sane="a folder, or a URI such as s3://bucket/runs")
     )
 
 
 def _check_ray_trains(scaling_config: Any, run_config: Any) -> None:
     """Raise ConfigError for arguments that are not Ray Train's configurations, and for invalid amounts of resources."""
-    for name, given, field in (
+    for name, config, field in (
         ("scaling_config", scaling_config, "resources_per_worker"),
         ("run_config", run_config, "storage_filesystem"),
     ):
         kind = name.title().replace("_", "")
-        if given is not None and (isinstance(given, type) or not hasattr(given, field)):
-            raise ConfigError(f"{name} must be a ray.train.{kind}, found {shown(given)}.")
+        if config is not None and (isinstance(config, type) or not hasattr(config, field)):
+            raise ConfigError(f"{name} must be a ray.train.{kind}, found {shown(config)}.")
     if scaling_config is not None and scaling_config.num_workers != 1:  # 1 is also Ray Train's default
         raise ConfigError(
             f"scaling_config: num_workers={scaling_config.num_workers} is not used. Pass workers={scaling_config.num_workers} to "
@@ -434,7 +436,7 @@ def _check_nothing_was_committed(directory: RunDirectory, storage: Storage, name
         )
 
 
-def _given(run_config: ray.train.RunConfig | None, field: str) -> str | None:
+def _unless_default(run_config: ray.train.RunConfig | None, field: str) -> str | None:
     """The user's value; None if Ray filled in its default, a dated name or a folder in the home directory."""
     if run_config is None:
         return None

@@ -93,9 +93,9 @@ class Tuner:
         if isinstance(decision, Resize) and not fleet.fits(decision.split.workers):
             events.append(WorkersWanted(workers=decision.split.workers))
             # The change happens once there is room, if it is still wanted then.
-            asked = remembered.agreeing(rules, grows=decision.split.workers > split.workers)
+            agreed = remembered.agreeing(rules, grows=decision.split.workers > split.workers)
             self._state = dataclasses.replace(
-                remembered, wanted_workers=decision.split.workers, wanted_cores=decision.cores, asked=asked
+                remembered, wanted_workers=decision.split.workers, wanted_cores=decision.cores, asked=agreed
             )
             decision = Keep(reason=f"{decision.reason}; the run asks for nodes")
         elif self._state.wanted_workers is None and not isinstance(decision, Resize) and not scheduled:
@@ -103,12 +103,13 @@ class Tuner:
         return events + self._decided(decision, interval)
 
     def _follow_schedule(self, news: News, split: BatchSplit, fleet: Fleet) -> list[Event | RunEvent]:
-        """The change that the user's schedule asks for, if there is one."""
-        asked = self._scheduled(news)
-        options = {option.workers: option for option in fleet.options()} if asked is not None else {}
-        if asked is None or not options:
+        """The events that follow the user's schedule: a change to the allowed worker count nearest to the scheduled one, or a request
+        for room."""
+        scheduled = self._scheduled(news)
+        options = {option.workers: option for option in fleet.options()} if scheduled is not None else {}
+        if scheduled is None or not options:
             return []
-        fitting = min(options, key=lambda count: (abs(count - asked), count))
+        fitting = min(options, key=lambda count: (abs(count - scheduled), count))
         if not fleet.fits(fitting):
             return [WorkersWanted(workers=fitting)]
         if fitting == split.workers:
@@ -121,7 +122,7 @@ class Tuner:
         )
         decided = Decided(
             decision="resize",
-            reason=f"the schedule asks for {asked} workers {when}",
+            reason=f"the schedule asks for {scheduled} workers {when}",
             nodes=options[fitting].nodes,
             workers=batch.workers,
             local_batch_size=batch.local_batch_size,
@@ -130,7 +131,7 @@ class Tuner:
         return [decided, ResizeDecided(split=batch)]
 
     def _entries_followed(self, news: News, fleet: Fleet) -> list[Event | RunEvent]:
-        """Let workers go on that wait for the scheduled count: they have reached it, or it does not fit."""
+        """Release workers that wait for the scheduled count: they have reached it, or it does not fit."""
         begun = self._adaptation.entries_begun(news.epoch, _progress(news))
         return [EntriesFollowed(entries=begun)] if begun > fleet.entries_followed else []
 
@@ -140,21 +141,21 @@ class Tuner:
     def _cores_wanted(
         self, interval: StepInterval, news: News, fleet: Fleet, rules: DecisionBounds
     ) -> CoresWanted | None:
-        """The number of cores that the present size wants, if the cluster can grow or shrink.
+        """The number of cores that the present workers and batch need, if the cluster can grow or shrink.
 
-        It follows from the last intervals alone: the model of all sizes follows more slowly if the time of a size changes.
+        It follows from the last intervals alone. The model of all sizes adapts more slowly if the step time of one size changes.
         """
         bounds = self._core_bounds
         pace, cores = news.rates.get(TRAIN, {}).get("input_pace_samples_per_s"), news.cores[0]
         paced = pace / cores if pace and cores else math.inf
-        # Tasks that wait for storage deliver less than their CPU time suggests. The clock shows it while the input does not bind.
+        # Tasks that wait for storage deliver less than their CPU time suggests. Their pace by the clock shows it.
         per_core = min(self.seen.input_samples_per_s(1.0), paced)
         device = interval.device_samples_per_s
-        # New cores may not preprocess yet, and would seem slow.
+        # New cores that do not preprocess yet would look slow.
         settled = self.seen.recent is not None and self.seen.recent.settled
         if bounds is None or device is None or math.isinf(per_core) or not settled:
             return None
-        seen = InputSeen(
+        observed = InputSeen(
             cores=cores,
             complete=interval.busy_ceiling_samples_per_s is not None,
             samples_per_s=interval.samples_per_s,
@@ -167,7 +168,7 @@ class Tuner:
         )
         price = fleet.room.core_price(fleet.placement) if rules.objective == "cost" else None
         self._cores, wanted = count_cores(
-            self._cores, seen, bounds=bounds, before=fleet.cores_goal, overlap=rules.overlap, price=price
+            self._cores, observed, bounds=bounds, before=fleet.cores_goal, overlap=rules.overlap, price=price
         )
         capped = self._cores.enough is not None and wanted < (fleet.cores_goal or 0)
         return CoresWanted(
@@ -206,7 +207,7 @@ class Tuner:
         )
 
     def _compared(self, interval: StepInterval) -> list[Event | RunEvent]:
-        """The expected and the real gain of a change."""
+        """The comparison of a change's predicted throughput with the measured one, once after each change."""
         if self._expected is None or self._expected[0] != interval.split:
             return []
         predicted = self._expected[1]
@@ -245,7 +246,7 @@ def _progress(news: News) -> float:
 
 
 def _restarted(before: News, now: News) -> bool:
-    """Whether the workers or the batch have changed: measurements across the change belong to neither."""
+    """Whether the workers or the batch have changed. Measurements across the change describe neither."""
     return (before.attempts, before.group.changes, before.group.split) != (
         now.attempts, now.group.changes, now.group.split
     )  # fmt: skip
@@ -254,8 +255,8 @@ def _restarted(before: News, now: News) -> bool:
 def interval_of(before: News, now: News, split: BatchSplit, *, nodes: int, cores: int) -> StepInterval:
     """The interval between two looks, with global batches split by ``split``, on ``nodes`` nodes.
 
-    It omits the wait for a pass's first batch, which does not depend on the batch size and says nothing about the input's rate. It
-    also omits deliveries while not all ``cores`` preprocessed.
+    Times exclude the wait for a pass's first batch, which does not depend on the batch size and says nothing about the input's rate.
+    The input's ceiling is missing unless all ``cores`` preprocessed throughout.
     """
     since: Totals = sum_of(now.totals).minus(sum_of(before.totals))
     ceiling = now.rates.get(TRAIN, {}).get("input_ceiling_samples_per_s")

@@ -201,13 +201,13 @@ def test_a_run_that_waits_for_room_says_who_holds_it(tmp_path: Path, monkeypatch
     counter: Any = Counter.remote()
     ray.get(counter.ready.remote())
     shown: list[Any] = []
-    real = conductor_module._seen
+    real = conductor_module._cluster_seen
 
     def seen(cluster: Any) -> Any:
         shown.append(real(cluster))
         return shown[-1]
 
-    monkeypatch.setattr(conductor_module, "_seen", seen)
+    monkeypatch.setattr(conductor_module, "_cluster_seen", seen)
     monkeypatch.setattr("offload.train.driver.fleet.state_machine.OWN_ROOM_S", 0.0)
     try:
         with pytest.raises(

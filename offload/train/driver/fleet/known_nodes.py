@@ -38,13 +38,13 @@ class Selection:
         worker: the resources that each worker reserves.
         most: the most workers.
         mixed: whether workers may train on several kinds of GPU at once.
-        asked: the kind of GPU to train on; None: the kind that holds the most workers.
+        gpu_type: the kind of GPU to train on; None: the kind that holds the most workers.
     """
 
     worker: WorkerResources
     most: int
     mixed: bool = False
-    asked: str | None = None
+    gpu_type: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ class KnownNodes:
     @property
     def needed_gpu_type(self) -> str | None:
         """The kind of GPU that further worker nodes must have; None if any kind will do."""
-        several = self.selection.asked is not None or len(gpu_types(self.alive, self.selection.worker)) > 1
+        several = self.selection.gpu_type is not None or len(gpu_types(self.alive, self.selection.worker)) > 1
         return self.gpu_type if several and self.gpu_type != UNKNOWN_GPU else None
 
     def followed(
@@ -148,8 +148,8 @@ class KnownNodes:
         return dataclasses.replace(self, losses=self.losses.with_lost(unannounced, now_s), since=since)
 
     def _has_a_sibling(self, lost: NodeResources) -> bool:
-        """Whether another node was at its address before it: ignore co-located nodes when counting flaps. A later node may be the same
-        machine, restarted before the run noticed its loss."""
+        """Whether another node was at its address before it. Co-located nodes do not count as flapping machines. A later node may be the
+        same machine, restarted before the run noticed its loss."""
         since = self.since.get(lost.node_id, 0.0)
         others = [node for node in self.alive if node.name == lost.name and node.node_id != lost.node_id]
         return any(self.since.get(node.node_id, 0.0) <= since for node in others)
@@ -158,7 +158,7 @@ class KnownNodes:
         self, failing: Collection[str], enough: Callable[[Sequence[NodeResources]], bool], now_s: float
     ) -> tuple[KnownNodes, list[RunEvent]]:
         flapping = self.losses.flapping(now_s)
-        nodes = dataclasses.replace(self, flapping=self.flapping & flapping)  # forgotten machines may come again
+        nodes = dataclasses.replace(self, flapping=self.flapping & flapping)  # machines whose losses are old may return
         events: list[RunEvent] = []
         failed = [node for node in nodes.alive if node.node_id in failing and node.node_id not in nodes.failing]
         if nodes._can_spare(failed, enough):
@@ -171,7 +171,7 @@ class KnownNodes:
         return nodes, events
 
     def _can_spare(self, some: Sequence[NodeResources], enough: Callable[[Sequence[NodeResources]], bool]) -> bool:
-        """Whether training can go on without some nodes, if there are any."""
+        """Whether ``some`` has nodes, and training can go on without them."""
         ids = {node.node_id for node in some}
         rest = [node for node in self.alive if node.node_id not in ids and not self._excluded(node)]
         return bool(some) and enough(rest)
@@ -184,7 +184,7 @@ def _gpu_type(nodes: Sequence[NodeResources], selection: Selection, before: str 
     """The kind of GPU to train on; the previous kind if no node has GPUs now."""
     if selection.mixed:
         return None
-    return selection.asked or one_gpu_type(nodes, selection.worker, selection.most, before) or before
+    return selection.gpu_type or one_gpu_type(nodes, selection.worker, selection.most, before) or before
 
 
 def _excluded_because(nodes: Sequence[NodeResources], reason: str) -> RunEvent:

@@ -16,7 +16,7 @@ from offload.train.messages import News, Orders
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSeen:
-    """A look at the cluster.
+    """The state of the cluster at one time.
 
     Args:
         now_s: the time, in seconds.
@@ -24,7 +24,7 @@ class ClusterSeen:
         leaving: ids of nodes that are alive but will soon be gone.
         whole: the same nodes with the resources that other programs hold. Matters while the run starts.
         held: the resources that other programs hold, in words. Matters while the run starts.
-        by_us: whether the run's own program, outside the run, holds all of these. Matters while the run starts.
+        by_us: whether this program itself, outside the run, holds all of these. Matters while the run starts.
     """
 
     now_s: float
@@ -52,7 +52,7 @@ class RoomMade:
 
 @dataclass(frozen=True, kw_only=True)
 class ResizeDecided:
-    """Another number of workers is worth a restart. ``split``: their split of global batches."""
+    """Another number of workers is worth a restart. ``split``: its split of global batches."""
 
     split: BatchSplit
 
@@ -78,7 +78,7 @@ class CoresWanted:
     Args:
         cores: the number.
         device_samples_per_s, core_samples_per_s: what the workers could train, and what a core delivers.
-        capped_samples_per_s: the input's rate that more cores did not raise; None if no such limit is known.
+        capped_samples_per_s: the rate of the input that more cores did not raise; None if no such limit is known.
     """
 
     cores: int
@@ -179,4 +179,4 @@ class Ignored:
 
 
 Action = Publish | Reshape | Ask | RunEvent | TellNotStarted | Show | Ignored
-"""What the conductor carries out. It writes a :class:`RunEvent`, and shows it."""
+"""The actions that the conductor carries out. It writes and shows each :class:`RunEvent`."""

@@ -56,7 +56,7 @@ class Terms:
     @property
     def selection(self) -> Selection:
         """The criteria for usable nodes on these terms."""
-        return Selection(worker=self.worker, most=self.bounds[1], mixed=self.mixed_gpus, asked=self.gpu_type)
+        return Selection(worker=self.worker, most=self.bounds[1], mixed=self.mixed_gpus, gpu_type=self.gpu_type)
 
     @property
     def least_allowed(self) -> int | None:
@@ -127,8 +127,8 @@ class Room:
         """The number of cores of each node that preprocess beside these workers, for the wanted numbers of cores and workers."""
         nodes = self.nodes.usable
         spare = [
-            self.terms.grows and self.terms.worker.trains_on(node) and not held
-            for node, held in zip(nodes, placement.held, strict=True)
+            self.terms.grows and self.terms.worker.trains_on(node) and not workers
+            for node, workers in zip(nodes, placement.held, strict=True)
         ]
         if cores_goal is not None:
             return on_fewest_nodes(placement, cores_goal, [self.used[node.node_id] for node in nodes], spare)
@@ -140,8 +140,8 @@ class Room:
     # -- options ---------------------------------------------------------------------------------------------------
 
     def options(self, placement: Placement, *, stranded: bool) -> list[Option]:
-        """The worker counts that fit, and those that would fit on requested nodes; only the present count if decisions do not choose
-        it."""
+        """The worker counts that fit, and those that would fit on requested nodes. If decisions do not choose the count, only the
+        present one."""
         least, most = self.bounds if self.terms.chosen else (placement.workers, placement.workers)
         options: list[Option] = []
         new = 0
@@ -161,9 +161,10 @@ class Room:
         nodes = self.nodes.usable
         if stranded or self.placed(workers) is not None or not self.grows:
             return nodes
-        like = [node for node, held in zip(nodes, placement.held, strict=True) if held]
+        like = [node for node, workers_there in zip(nodes, placement.held, strict=True) if workers_there]
         if not like:
             return None
+        # The assumption: new nodes are like the largest present one with workers.
         new = max(like, key=lambda node: (node.gpus, node.cpus))
         for count in range(max(least_new, 1), workers + 1):
             more = (*nodes, *[dataclasses.replace(new, node_id=f"new {i}") for i in range(count)])
@@ -175,40 +176,42 @@ class Room:
         """These workers, with the cores that preprocess beside them, in cores of the present mean speed, and the price of both."""
         limits = self.terms.cores
         if self.elastic and limits is not None:
-            # The cores follow the workers and the batch: the decision weighs all three.
-            held, free = self._held(nodes, placement)
-            known = held is not None and self.usd_per_core is not None
+            # The decision chooses the cores together with the workers and the batch, so the option holds the most cores.
+            nodes_usd, free = self._worker_nodes_cost(nodes, placement)
+            known = nodes_usd is not None and self.usd_per_core is not None
             return Option(
                 workers=placement.workers,
                 nodes=placement.nodes,
                 cores=float(limits[1]),
-                usd_per_hour=held if known else None,
+                usd_per_hour=nodes_usd if known else None,
                 elastic=True,
                 usd_per_core=self.usd_per_core or 0.0,
                 free_cores=float(min(free, limits[1])),
             )
-        used = [self.used[node.node_id] for node in nodes]
-        by_node = placement.cores_by_node if limits is None else on_fewest_nodes(placement, limits[1], used)
-        speeds = core_speeds(nodes, self.speeds, used)
+        used_cores = [self.used[node.node_id] for node in nodes]
+        by_node = placement.cores_by_node if limits is None else on_fewest_nodes(placement, limits[1], used_cores)
+        speeds = core_speeds(nodes, self.speeds, used_cores)
         cores = sum(speed * cores for speed, cores in zip(speeds, by_node, strict=True))
         usd = usd_per_hour(nodes, self.terms.worker, placement, self.terms.usd_per_hour)
         return Option(workers=placement.workers, nodes=placement.nodes, cores=cores, usd_per_hour=usd)
 
-    def _held(self, nodes: Sequence[NodeResources], placement: Placement) -> tuple[float | None, int]:
+    def _worker_nodes_cost(self, nodes: Sequence[NodeResources], placement: Placement) -> tuple[float | None, int]:
         """Dollars per hour of the workers' nodes (None: a price is unknown), and the cores that preprocess there."""
         by_node = zip(nodes, placement.cores_by_node, placement.held, strict=True)
-        held = [
+        nodes_with_workers = [
             (self.terms.usd_per_hour.get(node.instance_type or ""), free) for node, free, workers in by_node if workers
         ]
-        known = [price for price, _ in held if price is not None]
-        return sum(known) if len(known) == len(held) else None, sum(free for _, free in held)
+        known = [price for price, _ in nodes_with_workers if price is not None]
+        return sum(known) if len(known) == len(nodes_with_workers) else None, sum(
+            free for _, free in nodes_with_workers
+        )
 
     def core_price(self, placement: Placement) -> CorePrice | None:
         """The price of cores beside these workers; None if a price is unknown."""
-        held, free = self._held(self.nodes.usable, placement)
-        if held is None or self.usd_per_core is None:
+        usd, free = self._worker_nodes_cost(self.nodes.usable, placement)
+        if usd is None or self.usd_per_core is None:
             return None
-        return CorePrice(core=self.usd_per_core, rest=held, free=free)
+        return CorePrice(core=self.usd_per_core, rest=usd, free=free)
 
     # -- missing nodes ---------------------------------------------------------------------------------------------
 
@@ -244,7 +247,7 @@ def start_on(nodes: Sequence[NodeResources], terms: Terms, bounds: tuple[int, in
 def missing_at_start(nodes: Sequence[NodeResources], terms: Terms) -> dict[Bundle, int]:
     """The bundles that the least number of workers, and of cores beside them, need beyond these nodes."""
     workers = terms.least_allowed or 1
-    fitting = [(0, 0)]
+    fitting = [(0, 0)]  # worker counts that fit now, with the cores left beside them
     for count in range(1, workers + 1):
         try:
             fitting.append((count, start_on(nodes, terms, (count, count)).cores))
@@ -260,6 +263,7 @@ def missing_at_start(nodes: Sequence[NodeResources], terms: Terms) -> dict[Bundl
 
 
 def _worker_bundle(worker: WorkerResources, gpu_type: str | None) -> Bundle:
+    # A tiny share of the resource that nodes with this kind of GPU have: it selects them and uses nothing up.
     kind = {} if gpu_type is None else {f"{GPU_TYPE}{gpu_type}": 0.001}
     return bundle_of({"CPU": worker.cpus, "GPU": worker.gpus, **worker.others, **kind})
 
@@ -303,7 +307,7 @@ def usd_per_hour(
 ) -> float | None:
     """Dollars per hour of the nodes that a placement needs: all except idle worker nodes. None if the price of one is unknown."""
     by_node = zip(nodes, placement.held, strict=True)
-    needed = [node for node, held in by_node if held or not worker.trains_on(node)]
+    needed = [node for node, workers_there in by_node if workers_there or not worker.trains_on(node)]
     known = [prices.get(node.instance_type or "") for node in needed]
     return None if None in known else sum(price for price in known if price is not None)
 

@@ -129,7 +129,7 @@ class Fleet:
         terms: the user's terms.
         bounds: the least and the most workers.
         core_cpus: ``num_cpus`` of a preprocessing core.
-        now_s: the time of the newest event that has one.
+        now_s: the time of the newest event that carries a time.
         phase: the phase of a change.
         placement: the placement of the workers that train, or that start next.
         workers_goal: the number of workers for which there should be room.

@@ -268,7 +268,7 @@ class _Turn:
         if fleet.group.attempt <= fleet.ends_group or not fleet.group.workers:
             return
         if fleet.group.workers != phase.next.workers:
-            # It started just before the orders reached the hub, for example after a failure.
+            # This group started just before the orders reached the hub, for example after a failure.
             self._set(ends_group=fleet.group.attempt)
             return
         before = fleet.placement.workers
@@ -394,7 +394,7 @@ class _Turn:
         self._grow_back()
 
     def _grow_back(self) -> None:
-        """Begin to change back to the earlier number of workers, if lost nodes have come back and no decision chooses the number."""
+        """Begin to return to the earlier number of workers if lost nodes have come back and no decision chooses the number."""
         fleet = self.fleet
         more = None if fleet.terms.chosen or fleet.stop else fleet.room.most(fleet.workers_goal)
         if more is not None and more.workers > fleet.placement.workers:
@@ -403,9 +403,10 @@ class _Turn:
     def _make_room(
         self, placement: Placement, *, split: BatchSplit | None = None, decided: bool = False, at_once: bool = False
     ) -> None:
-        """Let preprocessing leave the cores that workers will take, and those of nodes that will leave."""
+        """Withdraw preprocessing from the cores that workers will take, and from nodes that will leave."""
         fleet = self.fleet
         number = fleet.reshapes + 1
+        # The intersection: preprocessing takes new cores only after the change, since the present workers may still hold them.
         keep = Counter(fleet.room.node_ids(fleet.cores_by_node(placement))) & fleet.used
         self._set(
             phase=MakingRoom(next=placement, reshape=number, split=split, decided=decided, at_once=at_once),
@@ -455,7 +456,7 @@ class _Turn:
         elif missing and since_s is None:
             since_s = fleet.now_s
         elif since_s is not None and fleet.now_s - since_s >= GRANT_S:
-            # Without a worker, the run cannot go on, and keeps asking.
+            # A stranded run cannot go on without nodes, so it keeps asking.
             since_s = None
             self._tell_not_granted(stranded=stranded)
             refused_until_s = refused_until_s if stranded else fleet.now_s + REFUSED_S
