@@ -278,7 +278,7 @@ def _values(sample: Any) -> list[tuple[Any, Any]]:
 
 
 def _is_single(value: Any) -> bool:
-    """Whether the value is text or one number, as ids and labels are: never a sequence of tokens, in any sample."""
+    """Return whether the value is text or one number, as ids and labels are: never a sequence of tokens, in any sample."""
     if isinstance(value, torch.Tensor | np.ndarray):
         return value.ndim == 0
     return isinstance(value, str | bytes | bool | int | float | np.generic)

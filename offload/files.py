@@ -51,8 +51,8 @@ def read_text(path: Path, what: str) -> str:
 
 
 def is_file(path: Path, what: str) -> bool:
-    """Whether this is an ordinary file, or a link to one. ``what`` names it in errors: ``the script``. Raises ConfigError where nobody may
-    look."""
+    """Return whether this is an ordinary file, or a link to one. ``what`` names it in errors: ``the script``. Raises ConfigError where
+    nobody may look."""
     try:
         return path.is_file()
     except OSError as error:

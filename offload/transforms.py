@@ -139,7 +139,7 @@ def _opencv(asks: str) -> Any:
 
 
 def _computable(inpt: Any) -> bool:
-    """Whether OpenCV can compute this tensor. Other subclasses of tensors, such as masks, have other rules."""
+    """Return whether OpenCV can compute this tensor. Other subclasses of tensors, such as masks, have other rules."""
     return (
         type(inpt) in _IMAGES
         and inpt.dtype in _DTYPES

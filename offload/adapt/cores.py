@@ -243,7 +243,7 @@ def _with_rate(learned: CoresLearned, seen: InputSeen) -> CoresLearned:
 
 
 def _undecided(learned: CoresLearned, seen: InputSeen) -> bool:
-    """Whether a larger number of cores is still on trial."""
+    """Return whether a larger number of cores is still on trial."""
     fewer, _ = _neighbours(learned, seen.cores)
     on_trial = seen.bound and fewer is not None and seen.cores in learned.rates
     return on_trial and _helped(learned.rates, fewer or 0, seen) is None
@@ -258,7 +258,7 @@ def _neighbours(learned: CoresLearned, cores: int) -> tuple[int | None, int | No
 
 
 def _helped(rates: Mapping[int, Series], fewer: int, seen: InputSeen) -> bool | None:
-    """Whether the present cores deliver most of what they promised over fewer; None while noise hides it."""
+    """Return whether the present cores deliver most of what they promised over fewer; None while noise hides it."""
     return _more(rates, fewer, seen.cores, math.log(seen.device_samples_per_s / seen.busy_core_samples_per_s))
 
 

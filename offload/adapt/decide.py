@@ -179,7 +179,7 @@ def _pick(choices: Sequence[Choice], rules: DecisionBounds) -> Choice | None:
 
 
 def _only_releases(now: Choice, best: Choice, rules: DecisionBounds) -> bool:
-    """Whether a change gains nothing except the workers that it releases."""
+    """Return whether a change gains nothing except the workers that it releases."""
     gain = best.worth(rules.objective) / now.worth(rules.objective) - 1
     return best.option.workers < now.option.workers and gain < rules.least_resize_gain
 

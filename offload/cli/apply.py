@@ -175,7 +175,7 @@ class Applying:
 
 
 def _writable(path: Path) -> bool:
-    """Whether the user may write this file. A file that nobody may write stays as it is, for root as well."""
+    """Return whether the user may write this file. A file that nobody may write stays as it is, for root as well."""
     return os.access(path, os.W_OK) and bool(path.stat().st_mode & 0o222)
 
 

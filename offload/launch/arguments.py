@@ -47,7 +47,7 @@ _FROM_THERE = re.compile(r"\$\{\w+\}")  # pip fills it in from its environment
 
 
 def names_a_secret(name: str) -> bool:
-    """Whether a variable or an option of this name probably holds a secret."""
+    """Return whether a variable or an option of this name probably holds a secret."""
     if name in _DIRECTORIES:
         return False
     words = [word.upper() for word in _WORDS.findall(name)]
@@ -108,7 +108,7 @@ def login_in(texts: Iterable[tuple[str, str]]) -> str | None:
 
 
 def holds_a_login(text: str) -> bool:
-    """Whether an address within a text contains a password or a token (``https://user:password@host``, ``https://token@host``).
+    """Return whether an address within a text contains a password or a token (``https://user:password@host``, ``https://token@host``).
 
     A user name alone is not a secret if it only identifies a user or a container (``git@``, ``ssh://``, ``abfs://``), and neither is
     ``${NAME}``.

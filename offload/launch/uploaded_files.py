@@ -145,8 +145,8 @@ def _below(folder: Path, but: tuple[str, ...] = ()) -> Iterator[tuple[str, Path]
 
 
 def _is_file(path: Path) -> bool:
-    """Whether this is an ordinary file, or a link to one. Raises ConfigError where nobody may look, except behind a link, which is left
-    out."""
+    """Return whether this is an ordinary file, or a link to one. Raises ConfigError where nobody may look, except behind a link, which is
+    left out."""
     try:
         return stat.S_ISREG(path.stat().st_mode)
     except OSError as error:
@@ -174,13 +174,13 @@ def _is_utf8(name: str) -> bool:
 
 
 def _is_left_out(path: str, name: str, but: tuple[str, ...]) -> bool:
-    """Whether a folder is not uploaded. A package of the user may be called ``build`` or ``checkpoints``."""
+    """Return whether a folder is not uploaded. A package of the user may be called ``build`` or ``checkpoints``."""
     package = os.path.exists(os.path.join(path, name, "__init__.py"))
     return _is(name, LEFT_OUT) or (_is(name, but) and not package) or _is_environment(path, name)
 
 
 def _is_environment(path: str, name: str) -> bool:
-    """Whether a folder is a virtual environment, whatever its name."""
+    """Return whether a folder is a virtual environment, whatever its name."""
     return os.path.exists(os.path.join(path, name, "pyvenv.cfg"))
 
 

@@ -96,7 +96,7 @@ class NodeType:
         return f"{field} of {self.name}"
 
     def is_model_of(self, device: str) -> bool:
-        """Whether its GPU is the one that torch calls ``device``: all words of the model's name but the maker's are words of the
+        """Return whether its GPU is the one that torch calls ``device``: all words of the model's name but the maker's are words of the
         device's name, as A100 is in ``NVIDIA A100-SXM4-40GB``."""
         model = _words(self.gpu_model or "") - MAKERS
         return bool(model) and model <= _words(device)

@@ -165,7 +165,7 @@ class _Measured:
         return units
 
     def seen(self, *, inter: bool, further: bool = False) -> bool:
-        """Whether sync was measured in this regime, with ``further`` for more than two workers."""
+        """Return whether sync was measured in this regime, with ``further`` for more than two workers."""
         here = (self.nodes > 1) if inter else (self.nodes == 1) & (self.workers > 1)
         return bool(np.any(here & (self.workers > 2) if further else here))
 

@@ -54,7 +54,7 @@ class WorkerResources:
     others: Mapping[str, float] = field(default_factory=dict)
 
     def trains_on(self, node: NodeResources) -> bool:
-        """Whether the node exists for such workers: it has the GPUs or custom resources that they reserve."""
+        """Return whether the node exists for such workers: it has the GPUs or custom resources that they reserve."""
         asked = {name: amount for name, amount in self.others.items() if amount > 0}
         has_others = all(node.others.get(name, 0.0) >= amount for name, amount in asked.items())
         return bool(self.gpus or asked) and node.gpus >= self.gpus and has_others

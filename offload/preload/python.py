@@ -61,7 +61,7 @@ def _handed_to_drivers(key: str, also: str, command: list[str]) -> bool:
 
 
 def _lives(path: str) -> bool:
-    """Whether a server with this socket lives: it holds the lock."""
+    """Return whether a server with this socket lives: it holds the lock."""
     try:
         lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -31,7 +31,7 @@ def drawn_elsewhere() -> Iterator[None]:
 
 
 def repeat_in_forks() -> bool:
-    """Whether two forks of this process would draw the same ids."""
+    """Return whether two forks of this process would draw the same ids."""
     return len({_drawn_in_a_fork() for _ in range(2)}) == 1
 
 

@@ -110,7 +110,7 @@ def _uses(
 
 
 def _unknown(targets: set[str | None], module: dict[str, set[str | None]]) -> bool:
-    """Whether a name may be one of torchvision's, for all that imports tell."""
+    """Return whether a name may be one of torchvision's, for all that imports tell."""
     stars = {
         module_name for module_name in module.get(STAR, set()) if module_name and module_name.startswith("torchvision")
     }

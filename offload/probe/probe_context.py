@@ -181,7 +181,7 @@ class ProbeContext(Context):
             self.gradients_s = time.monotonic() - comparing
 
     def _told_noise(self) -> bool:
-        """Whether the gradients so far tell their noise."""
+        """Return whether the gradients so far tell their noise."""
         if len(self.gradients) < 2 or not np.isfinite(self.gradients).all():
             return False
         squares, products = zip(*self.gradients, strict=True)

@@ -280,7 +280,7 @@ class LastResort(threading.Thread):
 
 
 def _imports(frame: FrameType | None) -> bool:
-    """Whether the interrupted code is importing a module."""
+    """Return whether the interrupted code is importing a module."""
     while frame is not None:
         if frame.f_code.co_name == "_find_and_load" and frame.f_code.co_filename.startswith("<frozen importlib"):
             return True

@@ -100,7 +100,7 @@ class Lines:
         self._handed_out = 0
 
     def replaced(self, tail: Tail | None) -> bool:
-        """Whether this is another file than before, or a shorter one."""
+        """Return whether this is another file than before, or a shorter one."""
         if self._file is None:
             return False
         return tail is None or tail.file != self._file or tail.size < self.offset

@@ -57,12 +57,12 @@ def groups_of_plan(plan: Plan, source: str) -> tuple[Groups, ...]:
 
 
 def has_gpus(instance_type: str) -> bool:
-    """Whether instances of this type have GPUs."""
+    """Return whether instances of this type have GPUs."""
     return _GPU_FAMILIES.match(instance_type) is not None
 
 
 def has_local_storage(instance_type: str) -> bool:
-    """Whether instances of this type have local disks. Their hardware encrypts these, and the service refuses a key for them."""
+    """Return whether instances of this type have local disks. Their hardware encrypts these, and the service refuses a key for them."""
     return _LOCAL_STORAGE.match(instance_type) is not None
 
 
@@ -117,5 +117,5 @@ def _of_shape(shape: Mapping[str, int], source: str) -> Groups:
 
 
 def _is_other(shape: Mapping[str, int], best: Mapping[str, int]) -> bool:
-    """Whether AWS may have this shape while it lacks the best one: it needs fewer instances of at least one type."""
+    """Return whether AWS may have this shape while it lacks the best one: it needs fewer instances of at least one type."""
     return any(shape.get(kind, 0) < count for kind, count in best.items())

@@ -74,7 +74,7 @@ def deadline_s(base: Path) -> float:
 
 
 def is_reserved(name: str) -> bool:
-    """Whether the service, its training toolkit or the launcher reserves this name, so that the hyperparameter would not reach the
+    """Return whether the service, its training toolkit or the launcher reserves this name, so that the hyperparameter would not reach the
     script."""
     return name in RESERVED or name.startswith(RESERVED_PREFIX)
 

@@ -411,7 +411,7 @@ class LoaderFeed:
         return "the DataLoader" if self._streams and self._pool is not None and not self._pool.runs else ""
 
     def reserves_cores(self) -> bool:
-        """Whether all preprocessing processes run, and reserve CPUs of Ray."""
+        """Return whether all preprocessing processes run, and reserve CPUs of Ray."""
         return self._pool is not None and self._pool.reserves and not self._pool.starting()
 
     def remark(self, text: str) -> None:
@@ -468,7 +468,7 @@ class LoaderFeed:
         return (IN_FLIGHT + 1) * self._cores.cores * batches_in(BATCH_TASK_S, stream.usual_batch_s) + 2
 
     def _has_room(self, node: str) -> bool:
-        """Whether the batches that no program has asked beyond leave room for more."""
+        """Return whether the batches that no program has asked beyond leave room for more."""
         held: Counter[str] = Counter()
         for stream in self._streams.values():
             if isinstance(stream, _MapStream):

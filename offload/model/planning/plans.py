@@ -94,7 +94,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def misses(value: float | None, limit: float | None) -> bool:
-    """Whether a value exceeds its limit; None: there is none, of either."""
+    """Return whether a value exceeds its limit; None: there is none, of either."""
     return value is not None and limit is not None and value > limit
 
 
@@ -141,7 +141,7 @@ class Plan:
         return self.candidates[self.recommended]
 
     def allows(self, candidate: Candidate) -> bool:
-        """Whether a candidate trains at all, within the budget and the deadline."""
+        """Return whether a candidate trains at all, within the budget and the deadline."""
         missed = misses(candidate.usd, self.budget_usd) or misses(candidate.hours, self.deadline_hours)
         return candidate.goodput > 0 and not missed
 

@@ -82,8 +82,8 @@ class Cores:
         return Counter(self.nodes)
 
     def have_room(self, held: Counter[str], node: str, share: float) -> bool:
-        """Whether a block of this node may follow those that nobody has taken yet, ``held`` bytes by node: they may fill this share of the
-        cluster's object store, and of the node's own."""
+        """Return whether a block of this node may follow those that nobody has taken yet, ``held`` bytes by node: they may fill this share
+        of the cluster's object store, and of the node's own."""
         own_bytes = self.stores.get(node, math.inf)
         return held.total() < share * self.store_bytes and held[node] < share * own_bytes
 

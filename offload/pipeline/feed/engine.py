@@ -61,7 +61,7 @@ class Engine(Protocol):
         """Begin to make the blocks of a pass: put each into it, with its number, and end or fail it. ``current.closed`` ends the work."""
 
     def exhausted(self, key: PassKey) -> bool:
-        """Whether all blocks of a pass are made or under way."""
+        """Return whether all blocks of a pass are made or under way."""
 
     def again(self, current: Pass, rank: int, piece: Slice) -> None:
         """Make a slice again whose block is lost, and repay it to the rank; fail the pass if that is impossible."""

@@ -250,11 +250,11 @@ class Feed:
         return next((name for name in waited_for if self.executed(name) or not (self.pool and self.pool.runs())), "")
 
     def executed(self, name: str) -> bool:
-        """Whether Ray Data executes a data set."""
+        """Return whether Ray Data executes a data set."""
         return not self.streams[name].pooled
 
     def reserves_cores(self) -> bool:
-        """Whether all preprocessing processes run, and reserve CPUs of Ray."""
+        """Return whether all preprocessing processes run, and reserve CPUs of Ray."""
         return self.pool is not None and self.pool.reserves()
 
     def supply(self) -> Supply:

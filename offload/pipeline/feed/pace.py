@@ -71,7 +71,7 @@ class Pace:
                 self._arrived[node] = self._arrived.get(node, 0.0) + size
 
     def knows(self, node: str) -> bool:
-        """Whether anything of a node has arrived."""
+        """Return whether anything of a node has arrived."""
         return node in self._arrived
 
     def room(

@@ -66,7 +66,7 @@ class _RankLine:
         return self.near.popleft() if self._holds_near(reach) else None
 
     def holds(self, reach: Reach) -> bool:
-        """Whether a slice is within reach."""
+        """Return whether a slice is within reach."""
         return bool(self.far and reach != "near") or self._holds_near(reach)
 
     def clear(self) -> None:
@@ -251,8 +251,8 @@ class Pass:
                 self._share(self._allotment.add(ready.cost.rows, near))
 
     def _may_overtake(self) -> bool:
-        """Whether blocks may come in another order than their tasks. With cores on the workers' own nodes alone, no link is slow, and the
-        order stays the same in every run."""
+        """Return whether blocks may come in another order than their tasks. With cores on the workers' own nodes alone, no link is slow,
+        and the order stays the same in every run."""
         return (
             not self.ordered and bool(self._homes) and not set(self._homes.values()).issuperset(self._preprocessing())
         )
@@ -284,7 +284,7 @@ class Pass:
             self._wake_all()
 
     def suits(self, request: PassRequest) -> bool:
-        """Whether this pass, started ahead, is the requested one."""
+        """Return whether this pass, started ahead, is the requested one."""
         return (self.request.done, self.request.world_size) == (request.done, request.world_size)
 
     def join(self, rank: int) -> None:
@@ -299,7 +299,7 @@ class Pass:
             return len(self._left) == self.request.world_size
 
     def abandoned(self) -> bool:
-        """Whether all ranks that joined have left."""
+        """Return whether all ranks that joined have left."""
         return self._joined <= self._left
 
     def next_slices(
@@ -355,11 +355,11 @@ class Pass:
             return not self.closed
 
     def starving(self) -> bool:
-        """Whether some rank has nothing to take. All other ranks may be waiting for it: they train in step."""
+        """Return whether some rank has nothing to take. All other ranks may be waiting for it: they train in step."""
         return not all(self._lines)
 
     def waited_for(self) -> bool:
-        """Whether some rank waits for a block of this pass."""
+        """Return whether some rank waits for a block of this pass."""
         open_to = self._joined - self._left
         return bool(open_to) and not (self.finished or self.closed or self.error) and self.starving()
 

@@ -76,7 +76,7 @@ class PoolEngine:
         return self._pool.starting()
 
     def reserves(self) -> bool:
-        """Whether its processes reserve CPUs of Ray, and all of them run."""
+        """Return whether its processes reserve CPUs of Ray, and all of them run."""
         return self._pool.reserves and not self._pool.starting()
 
     def runs(self) -> bool:
@@ -162,12 +162,12 @@ class PoolEngine:
         )
 
     def _has_room(self, node: str) -> bool:
-        """Whether the blocks that no worker has taken yet leave room for more, on this node and in total."""
+        """Return whether the blocks that no worker has taken yet leave room for more, on this node and in total."""
         return self._feed.cores.have_room(self._feed.held(), node, HELD_SHARE)
 
     def _has_own_room(self, node: str, current: Pass) -> bool:
-        """Whether a pass has room beside what others hold. A validation would otherwise get one core: workers take nothing of the training
-        data meanwhile, whose next blocks fill the store."""
+        """Return whether a pass has room beside what others hold. A validation would otherwise get one core: workers take nothing of the
+        training data meanwhile, whose next blocks fill the store."""
         if len(self._passes) == 1 or current.abandoned():
             return False
         held = current.held_bytes.copy()  # a copy at once: blocks arrive meanwhile

@@ -111,7 +111,7 @@ class PassTasks(ABC):
 
     @abstractmethod
     def exhausted(self) -> bool:
-        """Whether all tasks are issued."""
+        """Return whether all tasks are issued."""
 
     @abstractmethod
     def left(self) -> int:
@@ -171,7 +171,7 @@ class PassTasks(ABC):
         return math.inf if rates is None else size_bytes / max(rates.bytes_per_sample, 1.0)
 
     def under_way(self) -> bool:
-        """Whether the block of an issued task is still to come."""
+        """Return whether the block of an issued task is still to come."""
         return self._unfinished > 0
 
     def tasks_under_way(self, node: str) -> int:

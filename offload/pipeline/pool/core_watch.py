@@ -92,7 +92,7 @@ class CpuUser(ABC):
 
     @abstractmethod
     def reserves_cores(self) -> bool:
-        """Whether its preprocessing processes reserve CPUs, and all of them run."""
+        """Return whether its preprocessing processes reserve CPUs, and all of them run."""
 
     @abstractmethod
     def share_cores(self) -> None:
@@ -106,11 +106,11 @@ class CpuUser(ABC):
         """End the work, which Ray Data does: it waits for CPUs that stay held until the end."""
 
     def executed(self, what: str) -> bool:
-        """Whether Ray Data does this work, and not the pool."""
+        """Return whether Ray Data does this work, and not the pool."""
         return False
 
     def stays(self, holder: str) -> bool:
-        """Whether this holder keeps its CPUs until the end of the run."""
+        """Return whether this holder keeps its CPUs until the end of the run."""
         return False
 
 

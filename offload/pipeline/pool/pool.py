@@ -335,7 +335,7 @@ class Pool:
         self._tell_free()
 
     def _follows(self, core: _Core) -> bool:
-        """Whether another actor starts in the place of this one."""
+        """Return whether another actor starts in the place of this one."""
         return any(other.instead_of is core for other in self._cores)
 
     def _let_go(self, core: _Core) -> None:

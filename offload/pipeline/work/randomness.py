@@ -130,7 +130,8 @@ def _of_function(function: Callable[..., Any]) -> Iterator[Any]:
 
 
 def _is_library(thing: Any) -> bool:
-    """Whether a function or class belongs to Python or a large library, whose code draws from global generators or its attributes."""
+    """Return whether a function or class belongs to Python or a large library, whose code draws from global generators or its
+    attributes."""
     return _is_pythons(thing) or _top(thing) in {"torch", "torchvision", "numpy", "PIL", "cv2", "offload"}
 
 
@@ -155,7 +156,7 @@ def seed_generators(seed: int, held: Held = ()) -> None:
 
 
 def loaded_libraries() -> tuple[bool, bool]:
-    """Whether each library that :func:`seed_generators` seeds is loaded."""
+    """Return whether each library that :func:`seed_generators` seeds is loaded."""
     return "torch" in sys.modules, "cv2" in sys.modules
 
 

@@ -118,7 +118,7 @@ class RunEvent:
         return {"event": self.kind, "at": self.at, **rank, **self.values()}
 
     def _is_complete(self) -> bool:
-        """Whether no value is missing that this version always writes."""
+        """Return whether no value is missing that this version always writes."""
         required = (field.name for field in _own_fields(type(self)) if "None" not in str(field.type))
         return all(getattr(self, name) is not None for name in required)
 

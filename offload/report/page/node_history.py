@@ -62,12 +62,12 @@ class Node:
         return self.instance_type or ("GPU nodes" if self.gpus else "CPU nodes")
 
     def there_at(self, at_s: float) -> bool:
-        """Whether it was part of the cluster then, both ends included."""
+        """Return whether it was part of the cluster then, both ends included."""
         return any(began <= at_s <= ended for began, ended in self.there)
 
     def there_up_to(self, at_s: float) -> bool:
-        """Whether it was part of the cluster just before then. The clock stands still between two sessions: a node of the later one was
-        not."""
+        """Return whether it was part of the cluster just before then. The clock stands still between two sessions: a node of the later one
+        was not."""
         return any(began < at_s <= ended for began, ended in self.there)
 
 

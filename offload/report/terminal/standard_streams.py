@@ -22,7 +22,7 @@ def write_line(stream: str, line: str) -> None:
 
 
 def is_terminal(stream: str) -> bool:
-    """Whether this stream shows its lines on a terminal."""
+    """Return whether this stream shows its lines on a terminal."""
     file: Any = sys.stdout if stream == "stdout" else sys.stderr
     with contextlib.suppress(AttributeError, OSError, ValueError):
         return bool(file.isatty())

@@ -166,7 +166,7 @@ def _plain_array(value: np.ndarray[Any, Any], where: str) -> dict[str, Any]:
 
 
 def _loads(value: Any) -> bool:
-    """Whether torch saves a value, and loads it without the classes that this process has declared safe. The resuming process may
+    """Return whether torch saves a value, and loads it without the classes that this process has declared safe. The resuming process may
     declare them too late."""
     declared: Any = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()

@@ -50,7 +50,7 @@ def mend_snapshot(storage: Storage, name: str, settings: Checkpoints) -> int:
 
 
 def is_whole(fs: pafs.FileSystem, folder: str) -> bool:
-    """Whether the files of a checkpoint still have the lengths that the run wrote."""
+    """Return whether the files of a checkpoint still have the lengths that the run wrote."""
     try:
         with fs.open_input_stream(f"{folder}/{CHECKSUMS_FILE}") as stream:
             written = json.loads(stream.read())

@@ -14,13 +14,13 @@ import torch
 
 
 def is_part(tensor: Any) -> bool:
-    """Whether a tensor is one worker's part of a sharded one."""
+    """Return whether a tensor is one worker's part of a sharded one."""
     # By name: importing DTensor takes most of a second.
     return isinstance(tensor, torch.Tensor) and type(tensor).__name__ == "DTensor"
 
 
 def is_sharded(item: Any) -> bool:
-    """Whether an object is a model with sharded parameters."""
+    """Return whether an object is a model with sharded parameters."""
     return isinstance(item, torch.nn.Module) and any(map(is_part, item.parameters()))
 
 

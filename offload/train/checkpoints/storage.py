@@ -164,7 +164,7 @@ def reason_of(error: Exception) -> str:
 
 
 def holds_checkpoints(storage: Storage, name: str, *, resuming: bool, overwrite: bool) -> bool:
-    """Whether the folder ``name`` holds an older run's checkpoints, which must be removed before this run begins.
+    """Return whether the folder ``name`` holds an older run's checkpoints, which must be removed before this run begins.
 
     Raises ConfigError if it holds them without ``overwrite``: a new run must not take another run's checkpoints for its own. Also
     raises ConfigError if the folder holds anything else, such as the data set.

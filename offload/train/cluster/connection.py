@@ -187,7 +187,7 @@ class PendingAnswer:
         self._ref = ref
 
     def done(self) -> bool:
-        """Whether it has arrived."""
+        """Return whether it has arrived."""
         return bool(ray.wait([self._ref], timeout=0)[0])
 
     def result(self) -> Any:
@@ -495,8 +495,8 @@ def _as_a_job(address: str) -> str:
 
 
 def _speaks_grpc(link: socket.socket) -> bool:
-    """Whether the other end answers an HTTP/2 client with a SETTINGS frame, as a gRPC server does. Ray itself would retry for a quarter
-    of an hour. Under TLS, any listener passes."""
+    """Return whether the other end answers an HTTP/2 client with a SETTINGS frame, as a gRPC server does. Ray itself would retry for a
+    quarter of an hour. Under TLS, any listener passes."""
     if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
         return True
     # A frame's header: its length (3 bytes), its type, its flags, and the stream id (4 bytes). Type 4 is SETTINGS.

@@ -50,7 +50,7 @@ def used_by_a_run() -> Iterator[None]:
 
 
 def is_alone() -> bool:
-    """Whether no run of this process but the caller's uses its connection to Ray."""
+    """Return whether no run of this process but the caller's uses its connection to Ray."""
     return _runs <= 1
 
 

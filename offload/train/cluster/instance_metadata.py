@@ -51,7 +51,7 @@ class InstanceMetadata:
         return None if text is None else parse_notice(text, now_s)
 
     def rebalance_recommended(self) -> bool:
-        """Whether AWS considers an interruption more likely than usual. Raises MetadataError."""
+        """Return whether AWS considers an interruption more likely than usual. Raises MetadataError."""
         return self._get(REBALANCE) is not None
 
     def _get(self, path: str) -> str | None:

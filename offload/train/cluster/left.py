@@ -18,7 +18,7 @@ def leave(cpus: Mapping[str, float]) -> None:
 
 
 def are_free(ask: Callable[[], Mapping[str, float]]) -> bool:
-    """Whether Ray may have freed all CPUs that this process has left: each alive node has at least as many free ones.
+    """Return whether Ray may have freed all CPUs that this process has left: each alive node has at least as many free ones.
 
     ``ask`` returns the free CPUs of the alive nodes, by node id. It is only called if this process has left CPUs recently.
     """

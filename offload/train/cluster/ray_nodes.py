@@ -22,7 +22,7 @@ LOOK_S = 0.2
 
 
 def is_node_of(address: str, within_s: float) -> bool:
-    """Whether a node that runs on this machine belongs to the cluster at ``host:port``, or joins it within ``within_s`` seconds.
+    """Return whether a node that runs on this machine belongs to the cluster at ``host:port``, or joins it within ``within_s`` seconds.
 
     Raises Ray's error if the cluster refuses to answer, for example without its token.
     """
@@ -40,7 +40,8 @@ def is_node_of(address: str, within_s: float) -> bool:
 
 
 def has_node(address: str, node_id: str, within_s: float) -> bool:
-    """Whether a node belongs to the cluster at ``host:port``. Something must listen there: if nothing answers, Ray ends this process.
+    """Return whether a node belongs to the cluster at ``host:port``. Something must listen there: if nothing answers, Ray ends this
+    process.
 
     Raises Ray's error if the cluster refuses to answer, for example without its token.
     """

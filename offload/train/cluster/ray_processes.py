@@ -211,7 +211,7 @@ def _connected_or(start: Callable[[], None]) -> None:
 
 
 def _is_called_here() -> bool:
-    """Whether this package calls Ray, rather than the program's own code or one of Ray's threads on its behalf."""
+    """Return whether this package calls Ray, rather than the program's own code or one of Ray's threads on its behalf."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         caller = str(frame.f_globals.get("__name__")).partition(".")[0]
@@ -324,7 +324,7 @@ def how_it_ended(status: int) -> str:
 
 
 def _alive(process: psutil.Process) -> bool:
-    """Whether the process has not ended. A zombie, which its parent has not waited for, has ended."""
+    """Return whether the process has not ended. A zombie, which its parent has not waited for, has ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False

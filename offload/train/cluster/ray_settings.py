@@ -78,7 +78,7 @@ def _read_anew() -> None:
 
 
 def uses_token() -> bool:
-    """Whether Ray's library authenticates itself by a token."""
+    """Return whether Ray's library authenticates itself by a token."""
     library: Any = ray._raylet
     return bool(library.get_authentication_mode() == library.AuthenticationMode.TOKEN)
 

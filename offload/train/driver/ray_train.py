@@ -202,7 +202,7 @@ def _within(count: int, limit: int) -> FailureDecision:
 
 
 def is_broken_connection(error: BaseException) -> bool:
-    """Whether a collective operation failed because a peer is gone, by the messages of gloo and NCCL.
+    """Return whether a collective operation failed because a peer is gone, by the messages of gloo and NCCL.
 
     The user's own code may lose connections, too. Gloo's messages name its source file.
     """

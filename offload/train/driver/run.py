@@ -416,7 +416,7 @@ class Run:
         check_caches(specs, {node: names.get(node, node) for node in self.fleet.used})
 
     def _allowed(self, workers: int) -> bool:
-        """Whether this many workers may train."""
+        """Return whether this many workers may train."""
         sizes = self.trainer.batch_size
         return not self.trainer.deterministic or sizes.split(workers).global_batch_size == sizes.initial
 
@@ -532,15 +532,15 @@ class Run:
         return stop_asked
 
     def _nothing_to_commit(self, fleet: Fleet) -> bool:
-        """Whether nothing is trained yet, or no worker runs or is about to run that could commit it."""
+        """Return whether nothing is trained yet, or no worker runs or is about to run that could commit it."""
         news = self.log.news
         # After a failure, workers start only once the driver has looked at the cluster, which it no longer does while the run ends.
         none_follow = news.failures > fleet.failures_seen
         return none_follow or not (news.totals or news.past) or (not fleet.workers and not news.running)
 
     def _answered(self, now_s: float) -> bool:
-        """Whether the driver knows which nodes of dead workers are alive. Ray takes some seconds to find out. Until then, Ray would wait
-        for room on a dead node."""
+        """Return whether the driver knows which nodes of dead workers are alive. Ray takes some seconds to find out. Until then, Ray would
+        wait for room on a dead node."""
         news = self.log.news
         if news.failures > self._failures:
             self._failures, self._asked_at = news.failures, now_s

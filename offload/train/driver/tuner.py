@@ -246,7 +246,7 @@ def _progress(news: News) -> float:
 
 
 def _restarted(before: News, now: News) -> bool:
-    """Whether the workers or the batch have changed. Measurements across the change describe neither."""
+    """Return whether the workers or the batch have changed. Measurements across the change describe neither."""
     return (before.attempts, before.group.changes, before.group.split) != (
         now.attempts, now.group.changes, now.group.split
     )  # fmt: skip

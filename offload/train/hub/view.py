@@ -67,7 +67,7 @@ def _look(hub: HubClient, run: str, path: Path) -> Look:
 
 
 def _same(here: Look, there: Look) -> bool:
-    """Whether both see the same run: its first event tells the time and the nodes."""
+    """Return whether both see the same run: its first event tells the time and the nodes."""
     try:
         first = [look({}).get(EVENTS) for look in (here, there)]
     except ConfigError:

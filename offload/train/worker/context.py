@@ -218,7 +218,7 @@ class Context:
         return BatchIterator((columns_of(batch, columns) for batch in batches) if columns else batches, count)
 
     def _drops(self, name: str, drop_last: bool | None) -> bool:
-        """Whether a pass leaves out batches that are not full: what the loop says, or else what the data set does."""
+        """Return whether a pass leaves out batches that are not full: what the loop says, or else what the data set does."""
         if drop_last is None:
             return name == TRAIN and self._loop.setup.drop_last
         return check_flag("ctx.batches(drop_last=...)", drop_last)
@@ -339,7 +339,7 @@ def flattened(metrics: Mapping[str, Any], before: str = "") -> Iterator[tuple[st
 
 
 def has_many(value: Any) -> bool:
-    """Whether this is a tensor or array, and not of a single element."""
+    """Return whether this is a tensor or array, and not of a single element."""
     return isinstance(value, torch.Tensor | np.ndarray) and math.prod(value.shape) != 1
 
 

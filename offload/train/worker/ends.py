@@ -71,7 +71,7 @@ class Ends:
         self._over = "" if self._over == "time" else self._over
 
     def reached(self, epoch: int) -> bool:
-        """Whether training is over before this epoch."""
+        """Return whether training is over before this epoch."""
         return self._over == "time" or self._goal.reached(
             self._state.progress,
             epoch,
@@ -81,7 +81,7 @@ class Ends:
         )
 
     def reached_within(self, epoch: int, *, over: bool) -> bool:
-        """Whether training is over within the pass of this epoch. ``over``: whether the ranks have agreed to end before the goal.
+        """Return whether training is over within the pass of this epoch. ``over``: whether the ranks have agreed to end before the goal.
 
         Epochs of fixed batches end with their pass: only that trains the rest of its samples.
         """
@@ -92,7 +92,7 @@ class Ends:
         return self._goal.useful(samples=self._samples, initial=self._setup.batch_size.initial)
 
     def followed(self, epoch: int, split: BatchSplit) -> bool:
-        """Whether another pass will follow that of this epoch, so that its preprocessing may begin early."""
+        """Return whether another pass will follow that of this epoch, so that its preprocessing may begin early."""
         size = split.global_batch_size
         return self._goal.followed(
             self._state.progress,

@@ -38,7 +38,7 @@ class Goal:
         return None if samples is None or self.epochs is None else float(self.epochs * samples)
 
     def reached(self, progress: Progress, epoch: int, *, samples: int | None, initial: int, adaptive: bool) -> bool:
-        """Whether training has reached the goal. Time is agreed on elsewhere."""
+        """Return whether training has reached the goal. Time is agreed on elsewhere."""
         if progress.stopped:
             return True
         goal = self.useful(samples=samples, initial=initial)
@@ -51,8 +51,8 @@ class Goal:
     def followed(
         self, progress: Progress, epoch: int, *, samples: int | None, batch: int, initial: int, worth: float | None
     ) -> bool:
-        """Whether another pass follows the one of this epoch, as far as can be told. ``batch``: the size of the global batch; ``worth``:
-        the worth of one of its samples, None if batches do not adapt."""
+        """Return whether another pass follows the one of this epoch, as far as can be told. ``batch``: the size of the global batch;
+        ``worth``: the worth of one of its samples, None if batches do not adapt."""
         if self.steps is None and self.epochs is None:
             return True
         if samples is None or (worth is None and self.epochs is not None):

@@ -215,7 +215,7 @@ class Passes:
         self.others.begin_epoch(self._state.progress.passes)
 
     def left_within(self, epoch: int) -> bool:
-        """Whether a loop has left this epoch, and has begun its training pass: nothing of the epoch is left for another loop."""
+        """Return whether a loop has left this epoch, and has begun its training pass: nothing of the epoch is left for another loop."""
         return self.in_epoch and self._visited == epoch
 
     # -- passes ----------------------------------------------------------------------------------------------------

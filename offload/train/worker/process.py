@@ -119,7 +119,8 @@ def _where(error: Exception, rank: int) -> str:
 
 
 def _travels(error: Exception) -> bool:
-    """Whether an exception arrives where it is sent. If it does not, Ray Train takes its worker for dead, and starts it again and again.
+    """Return whether an exception arrives where it is sent. If it does not, Ray Train takes its worker for dead, and starts it again and
+    again.
 
     Many do not: those with an open file, and those whose ``__init__`` takes other arguments than the message, such as torch.compile's.
     """

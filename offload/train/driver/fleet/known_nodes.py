@@ -148,8 +148,8 @@ class KnownNodes:
         return dataclasses.replace(self, losses=self.losses.with_lost(unannounced, now_s), since=since)
 
     def _has_a_sibling(self, lost: NodeResources) -> bool:
-        """Whether another node was at its address before it. Co-located nodes do not count as flapping machines. A later node may be the
-        same machine, restarted before the run noticed its loss."""
+        """Return whether another node was at its address before it. Co-located nodes do not count as flapping machines. A later node may be
+        the same machine, restarted before the run noticed its loss."""
         since = self.since.get(lost.node_id, 0.0)
         others = [node for node in self.alive if node.name == lost.name and node.node_id != lost.node_id]
         return any(self.since.get(node.node_id, 0.0) <= since for node in others)
@@ -171,7 +171,7 @@ class KnownNodes:
         return nodes, events
 
     def _can_spare(self, some: Sequence[NodeResources], enough: Callable[[Sequence[NodeResources]], bool]) -> bool:
-        """Whether ``some`` has nodes, and training can go on without them."""
+        """Return whether ``some`` has nodes, and training can go on without them."""
         ids = {node.node_id for node in some}
         rest = [node for node in self.alive if node.node_id not in ids and not self._excluded(node)]
         return bool(some) and enough(rest)

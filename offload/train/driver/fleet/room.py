@@ -91,7 +91,7 @@ class Room:
     elastic: bool
 
     def may_be(self, workers: int) -> bool:
-        """Whether the user allows this many workers."""
+        """Return whether the user allows this many workers."""
         return self.bounds[0] <= workers <= self.bounds[1] and self.terms.allowed(workers)
 
     def placed(self, workers: int) -> Placement | None:
@@ -107,7 +107,7 @@ class Room:
             return None
 
     def enough(self, nodes: Sequence[NodeResources]) -> bool:
-        """Whether training could go on with these nodes alone."""
+        """Return whether training could go on with these nodes alone."""
         try:
             start_on(nodes, self.terms, self.bounds)
         except ConfigError:

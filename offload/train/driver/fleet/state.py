@@ -226,7 +226,7 @@ class Fleet:
         return self.room.node_ids(placement.held)
 
     def fits(self, workers: int) -> bool:
-        """Whether this many workers fit now."""
+        """Return whether this many workers fit now."""
         return self.room.placed(workers) is not None
 
     def options(self) -> list[Option]:

@@ -143,7 +143,7 @@ class _Supply:
         self._largest = max(self._largest, rows)
 
     def near_end(self, size: int) -> bool:
-        """Whether the samples may end soon after a batch of this size.
+        """Return whether the samples may end soon after a batch of this size.
 
         Ranks get about equally many: the next block goes to the one with the fewest, so that they differ by a block or two.
         """

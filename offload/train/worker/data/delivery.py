@@ -174,7 +174,7 @@ def _stacked(values: list[Any]) -> Any:
 
 
 def _alike(values: Sequence[Any]) -> bool:
-    """Whether all are mappings with the same keys."""
+    """Return whether all are mappings with the same keys."""
     return all(isinstance(value, Mapping) and value.keys() == values[0].keys() for value in values)
 
 
@@ -186,7 +186,7 @@ def _ragged(name: str, shapes: tuple[tuple[int, ...], tuple[int, ...]], ids: lis
 
 
 def _worth_a_view(column: np.ndarray[Any, Any]) -> bool:
-    """Whether the rows are large. Small rows (labels) are copied: users keep them, and a view would keep the whole block."""
+    """Return whether the rows are large. Small rows (labels) are copied: users keep them, and a view would keep the whole block."""
     return column.nbytes >= VIEWED_ROW_BYTES * len(column) and column.flags.c_contiguous
 
 

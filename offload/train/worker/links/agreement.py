@@ -97,7 +97,7 @@ class Agreement(Protocol):
         """The conclusion from the messages of all ranks, in their order."""
 
     def ending(self) -> bool:
-        """Whether this rank knows that training ends."""
+        """Return whether this rank knows that training ends."""
 
 
 class NoAgreement:

@@ -83,7 +83,7 @@ class Committer:
             )
 
     def due(self) -> bool:
-        """Whether the interval has passed since the last checkpoint, or since this last returned True. Call it before each step."""
+        """Return whether the interval has passed since the last checkpoint, or since this last returned True. Call it before each step."""
         every_s, now = self._interval_s(), time.monotonic()
         if every_s is None or self._state.storing or now - max(self._due_at, self._state.committed_at) < every_s:
             return False

@@ -114,7 +114,7 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_elsewhere(parameter: Any, state: Any) -> bool:
-    """Whether a parameter's optimizer state lies on another device. Its number of steps may: torch keeps that on the CPU."""
+    """Return whether a parameter's optimizer state lies on another device. Its number of steps may: torch keeps that on the CPU."""
     if not (
         isinstance(parameter, torch.Tensor) and isinstance(state, Mapping)
     ):  # a user's own optimizer may hold anything

@@ -35,7 +35,7 @@ def moments_of(parts: Sequence[NoisePart], batch_size: int) -> tuple[list[float]
 
 
 def is_adam(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimizer is of the Adam family, which preconditions steps by the gradient's second moment."""
+    """Return whether the optimizer is of the Adam family, which preconditions steps by the gradient's second moment."""
     return any(name in type(optimizer).__name__.lower() for name in ADAM_FAMILY)
 
 

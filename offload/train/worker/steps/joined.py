@@ -116,7 +116,8 @@ class JoinedModels:
             zero_loss(ddp).backward()  # type: ignore[no-untyped-call]
 
     def missed(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether DistributedDataParallel left gradients of this optimizer alone, since its forward pass did not run in this batch."""
+        """Return whether DistributedDataParallel left gradients of this optimizer alone, since its forward pass did not run in this
+        batch."""
         if self._ddp is None or self._went_forward:
             return False
         held = [p for group in optimizer.param_groups for p in group["params"]]
@@ -161,12 +162,12 @@ class JoinedModels:
                     parameters[number].grad = None
 
     def exchanges_some(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether :meth:`exchange` must run between the backward pass and this optimizer's step."""
+        """Return whether :meth:`exchange` must run between the backward pass and this optimizer's step."""
         return self._workers > 1 and any(self._exchanges(p) for g in optimizer.param_groups for p in g["params"])
 
     def _exchanges(self, parameter: torch.Tensor) -> bool:
         return parameter.requires_grad and not is_part(parameter) and id(parameter) not in self._by_ddp
 
     def anyone_takes_part(self) -> bool:
-        """Whether samples of any rank count in the global batch, after its first exchange. It waits for the device."""
+        """Return whether samples of any rank count in the global batch, after its first exchange. It waits for the device."""
         return self._share is None or bool(self._share > 0)

@@ -91,7 +91,7 @@ def _reached(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer cannot step without a closure, such as LBFGS."""
+    """Return whether an optimizer cannot step without a closure, such as LBFGS."""
     return _requires_closure(type(optimizer).step)
 
 

@@ -325,8 +325,8 @@ class Stepper:
             )
 
     def _overflowed(self, batch: LocalBatch) -> bool:
-        """Whether ``loss.backward()`` has left gradients that are not finite, with which a GradScaler does not step. Only where all workers
-        see the same gradients: the others would wait in the exchange before their step."""
+        """Return whether ``loss.backward()`` has left gradients that are not finite, with which a GradScaler does not step. Only where all
+        workers see the same gradients: the others would wait in the exchange before their step."""
         optimizers = self._state.optimizers
         if batch.split.accum_steps or self._scaling is not None or any(map(self.joined.exchanges_some, optimizers)):
             return False
