@@ -28,7 +28,6 @@ def told(program: str, folder: Path) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.soak
 def test_a_loader_goes_on_while_its_process_forks(tmp_path: Path) -> None:
     seen = told("forks_of_a_loader.py", tmp_path)
     said = seen.pop("refusals")
@@ -38,7 +37,6 @@ def test_a_loader_goes_on_while_its_process_forks(tmp_path: Path) -> None:
         assert "Ray does not survive a fork. Start processes with" in each, said
 
 
-@pytest.mark.soak
 def test_a_run_goes_on_while_its_functions_fork(tmp_path: Path) -> None:
     """A fork that leaves the training function, or a callback, ends there. One that outlives a run holds none of its files."""
     seen = told("forks_of_a_run.py", tmp_path)

@@ -29,7 +29,6 @@ print("trained", result.document["samples"])
 """
 
 
-@pytest.mark.soak
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_script_that_torchrun_started_trains(tmp_path: Path) -> None:
