@@ -103,7 +103,11 @@ def silent(text: str) -> None:
 
 
 class Lister(Protocol):
-    """A function that lists a source. It calls ``tell`` now and then, from another thread if ``aside``."""
+    """A function that lists a source. It calls ``tell`` now and then, from another thread if ``aside``.
+
+    A lister of image files may also take ``encoded=True``: its samples then hold
+    :class:`offload.pipeline.images.region_decode.EncodedImage`, of which the transform decodes what it needs.
+    """
 
     def __call__(self, tell: Tell = silent) -> Index:
         """Return the index. Raises ConfigError if the source cannot be listed."""
