@@ -183,7 +183,7 @@ def test_a_listing_that_is_out_of_date_counts_as_unused(
     lister(data)
     (kept,) = cache.iterdir()
     os.utime(kept, (1e9, 1e9))
-    for worth in ("files", "image_folder"):  # nothing replaces it
+    for worth in ("storage_paths", "image_folder"):  # nothing replaces it
         monkeypatch.setattr(f"offload.pipeline.sources.{worth}.WORTH_CACHING", 100)
     lister(data)
     assert kept.stat().st_mtime > 1e9
