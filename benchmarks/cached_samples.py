@@ -26,7 +26,7 @@ import offload
 from benchmarks import reference, side_by_side
 from benchmarks.workloads import BlurUint8, jpeg_files
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
-from offload.pipeline.work.processing import process
+from offload.pipeline.preprocessing.processing import process
 
 IMAGES = 256
 TASK = 64  # samples of a task

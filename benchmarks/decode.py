@@ -39,9 +39,9 @@ from benchmarks import side_by_side, workloads
 from offload.pipeline.blocks import wire
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
 from offload.pipeline.images import turbojpeg
-from offload.pipeline.work.block import Scratch
-from offload.pipeline.work.environment import keep_freed_memory
-from offload.pipeline.work.processing import process
+from offload.pipeline.preprocessing.block import Scratch
+from offload.pipeline.preprocessing.environment import keep_freed_memory
+from offload.pipeline.preprocessing.processing import process
 
 BATCH = 64
 PLAIN, SIMPLEJPEG, EXACT, AUTO = "plain loop", "simplejpeg loop", 'offload, decode="exact"', 'offload, decode="auto"'

@@ -39,7 +39,7 @@ from offload.demo_data import make_demo_data
 from offload.pipeline.blocks import wire
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
 from offload.pipeline.images import turbojpeg
-from offload.pipeline.work.processing import process
+from offload.pipeline.preprocessing.processing import process
 
 SHORT_SIDE = (375, 1600)  # of a cutout, in pixels
 QUALITY = 90

@@ -42,8 +42,8 @@ from benchmarks.s3_server import BUCKET, Server, linked, slow_s3
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
 from offload.pipeline.cache import accounts
 from offload.pipeline.feed.sizing import task_s
+from offload.pipeline.preprocessing.processing import process
 from offload.pipeline.sources import read_ahead
-from offload.pipeline.work.processing import process
 
 BATCH = 64
 AT_ONCE = read_ahead.REQUESTS

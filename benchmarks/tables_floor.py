@@ -32,9 +32,9 @@ from benchmarks import reference, side_by_side, tables
 from offload.pipeline.index.rows import Picked, Runs
 from offload.pipeline.order.ranges import Ranges
 from offload.pipeline.order.shuffling import epoch_permutation
-from offload.pipeline.work.block import Scratch
-from offload.pipeline.work.environment import keep_freed_memory
-from offload.pipeline.work.processing import process
+from offload.pipeline.preprocessing.block import Scratch
+from offload.pipeline.preprocessing.environment import keep_freed_memory
+from offload.pipeline.preprocessing.processing import process
 
 FILES = {"tabular": 8, "text": 4}
 BLOCK_BYTES = 64 << 20

@@ -34,8 +34,8 @@ from benchmarks.raw_images import IMAGE_SIZE
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
 from offload.pipeline.pool.packed_recipe import PackedRecipe
 from offload.pipeline.pool.preprocessor import Preprocessor
-from offload.pipeline.work.block import Scratch
-from offload.pipeline.work.processing import process
+from offload.pipeline.preprocessing.block import Scratch
+from offload.pipeline.preprocessing.processing import process
 from offload.train.cluster.connection import connected
 
 BATCH = 64

@@ -38,7 +38,7 @@ LAYERS = [
     {"offload.pipeline.raydata"},
     {"offload.pipeline.sources"},
     {"offload.pipeline.pool"},
-    {"offload.pipeline.work"},
+    {"offload.pipeline.preprocessing"},
     {"offload.pipeline.images"},
     {"offload.pipeline.index"},
     {"offload.pipeline.blocks"},

@@ -22,7 +22,7 @@ import offload
 from offload import transforms
 from offload.errors import ConfigError
 from offload.pipeline.images.split import is_image_transform, split_transform
-from offload.pipeline.work.recipe import hold_to_one_core
+from offload.pipeline.preprocessing.recipe import hold_to_one_core
 
 FLOAT = 1e-5
 

@@ -16,7 +16,7 @@ from torchvision import transforms
 
 import offload
 from offload.paced import PacedAccelerator
-from offload.pipeline.work.environment import keep_freed_memory
+from offload.pipeline.preprocessing.environment import keep_freed_memory
 
 SIDE = 224
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from benchmarks import workloads
-from offload.pipeline.work.environment import keep_freed_memory
+from offload.pipeline.preprocessing.environment import keep_freed_memory
 
 LEAD_S = 10.0  # a core that was idle runs faster at first
 

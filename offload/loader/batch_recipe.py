@@ -17,13 +17,13 @@ from torch._utils import ExceptionWrapper
 from offload.loader.attribute_watch import StoredWatch
 from offload.pipeline.blocks.packing import Packed, pack
 from offload.pipeline.order.shuffling import mix
-from offload.pipeline.work.block import Scratch
-from offload.pipeline.work.environment import WorkingFolder
-from offload.pipeline.work.randomness import seed_generators
-from offload.pipeline.work.recipe import hold_to_one_core
-from offload.pipeline.work.watchdog import Watch
-from offload.pipeline.work.wording import FAILURES
-from offload.pipeline.work.worker_role import in_role, once
+from offload.pipeline.preprocessing.block import Scratch
+from offload.pipeline.preprocessing.environment import WorkingFolder
+from offload.pipeline.preprocessing.randomness import seed_generators
+from offload.pipeline.preprocessing.recipe import hold_to_one_core
+from offload.pipeline.preprocessing.watchdog import Watch
+from offload.pipeline.preprocessing.wording import FAILURES
+from offload.pipeline.preprocessing.worker_role import in_role, once
 from offload.uncaught import without_own
 
 

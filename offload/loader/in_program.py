@@ -23,7 +23,7 @@ from offload.loader.stats import MadeRates, WaitClock
 from offload.pipeline.blocks.tensors import bytes_of
 from offload.pipeline.feed.meter import Meter
 from offload.pipeline.pool.task import Block, Cost
-from offload.pipeline.work.worker_role import seed_as_torch
+from offload.pipeline.preprocessing.worker_role import seed_as_torch
 
 
 def seeded(seed: int) -> SecondGenerators:

@@ -33,8 +33,8 @@ from offload.loader.stats import MadeRates, WaitClock
 from offload.pipeline.blocks.fetching import BlockLostError, BlocksAhead
 from offload.pipeline.blocks.packing import unpack
 from offload.pipeline.pool.packed_recipe import PackedRecipe
+from offload.pipeline.preprocessing.unpicklable import used
 from offload.pipeline.program.printed import PrintedLine
-from offload.pipeline.work.unpicklable import used
 from offload.report.terminal.standard_streams import write_line
 from offload.train.cluster.connection import answer
 from offload.train.cluster.ray_processes import no_new_ray

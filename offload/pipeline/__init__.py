@@ -7,7 +7,7 @@ The rooms from the top, each of which imports only those below it:
 * ``raydata``: Datasets of Ray Data.
 * ``sources``: files, tables, shards, torch data sets.
 * ``pool``: one process per core.
-* ``work``: one core's task.
+* ``preprocessing``: one core's task.
 * ``images``: decoding, on the CPU and on the device.
 * ``index``: which samples there are.
 * ``blocks``: the wire format and its transport.

@@ -21,9 +21,9 @@ from offload.measure.equivalents import Constant
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
 from offload.pipeline.describe.cached import CachedSamplesReader
 from offload.pipeline.index.source import At, Reader, nowhere
-from offload.pipeline.work.processing import process
-from offload.pipeline.work.randomness import Drawn, Held, held_by
-from offload.pipeline.work.recipe import Recipe
+from offload.pipeline.preprocessing.processing import process
+from offload.pipeline.preprocessing.randomness import Drawn, Held, held_by
+from offload.pipeline.preprocessing.recipe import Recipe
 
 PACK = "pack"
 LEAST_RAW_BYTES = 256  # below this, reading the counters dominates

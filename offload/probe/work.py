@@ -16,10 +16,10 @@ from offload.loader.probing import LoaderSource
 from offload.pipeline.blocks import wire
 from offload.pipeline.blocks.packing import unpack
 from offload.pipeline.blocks.wire import HIDDEN, POSITION, SAMPLE_ID
-from offload.pipeline.work.block import Scratch
-from offload.pipeline.work.processing import process
-from offload.pipeline.work.recipe import Recipe
-from offload.pipeline.work.watchdog import NoReports, Watch
+from offload.pipeline.preprocessing.block import Scratch
+from offload.pipeline.preprocessing.processing import process
+from offload.pipeline.preprocessing.recipe import Recipe
+from offload.pipeline.preprocessing.watchdog import NoReports, Watch
 
 SAMPLES = 64
 

@@ -24,7 +24,7 @@ from offload.errors import ConfigError
 from offload.loader import loader as loader_module
 from offload.loader.job import session as sessions
 from offload.loader.state.epoch_progress import too_few
-from offload.pipeline.work.worker_role import in_role
+from offload.pipeline.preprocessing.worker_role import in_role
 
 
 class Numbers(torch_data.Dataset[Any]):

@@ -17,7 +17,7 @@ from offload.pipeline.feed.tasks import IndexTasks
 from offload.pipeline.index.source import Index
 from offload.pipeline.order.ranges import Ranges
 from offload.pipeline.pool.task import Block, Cost
-from offload.pipeline.work.processing import process
+from offload.pipeline.preprocessing.processing import process
 
 
 def listed(pipeline: Pipeline) -> Index:

@@ -19,7 +19,7 @@ from offload.pipeline.describe.cached import cached, check_names
 from offload.pipeline.describe.combine import mix, weighted
 from offload.pipeline.describe.pipeline import Pipeline
 from offload.pipeline.describe.sources import from_torch, image_folder, parquet, webdataset
-from offload.pipeline.work.watchdog import SampleTimeoutError
+from offload.pipeline.preprocessing.watchdog import SampleTimeoutError
 from tests.helpers import write_jpegs
 from tests.pipeline.index_pass import a_pass, stream_of
 

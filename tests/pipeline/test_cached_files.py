@@ -30,13 +30,13 @@ from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
 from offload.pipeline.cache import accounts
 from offload.pipeline.cache.spec import CacheSpec, parse_cache
 from offload.pipeline.index.source import Index
+from offload.pipeline.preprocessing.processing import process
+from offload.pipeline.preprocessing.recipe import Recipe
 from offload.pipeline.sources.cached_files import FILE, CachedFile, CachedFiles
 from offload.pipeline.sources.file_versions import storage_name
 from offload.pipeline.sources.image_folder import list_image_folder
 from offload.pipeline.sources.parquet import list_parquet
 from offload.pipeline.sources.webdataset import list_webdataset
-from offload.pipeline.work.processing import process
-from offload.pipeline.work.recipe import Recipe
 
 YEAR_S = 365 * 24 * 3600
 

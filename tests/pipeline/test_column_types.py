@@ -25,11 +25,11 @@ from offload.errors import RunError
 from offload.pipeline.blocks import wire
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
 from offload.pipeline.order.ranges import Ranges
+from offload.pipeline.preprocessing.processing import process
+from offload.pipeline.preprocessing.recipe import Recipe
 from offload.pipeline.raydata.execution import encode_foreign
 from offload.pipeline.sources.from_torch import list_torch_dataset
 from offload.pipeline.sources.parquet import list_parquet
-from offload.pipeline.work.processing import process
-from offload.pipeline.work.recipe import Recipe
 from offload.train.worker.data.delivery import as_tensor
 from tests.helpers import case
 

@@ -27,7 +27,7 @@ from offload.pipeline.index.mixed import PART, MixedRows
 from offload.pipeline.index.rows import Runs, rows_at
 from offload.pipeline.order.ranges import Ranges
 from offload.pipeline.order.shuffling import Draws
-from offload.pipeline.work.processing import process
+from offload.pipeline.preprocessing.processing import process
 from tests.pipeline.index_pass import a_pass, listed, stream_of
 
 some_weights = st.lists(st.floats(0, 1e300, allow_subnormal=True), min_size=1, max_size=30).filter(any)

@@ -20,10 +20,10 @@ from offload.pipeline.feed.feed import Feed
 from offload.pipeline.feed.passes import PassKey, PassRequest, Slice
 from offload.pipeline.pool.pool import Pool
 from offload.pipeline.pool.task import Block, Cost
+from offload.pipeline.preprocessing.block import Scratch
+from offload.pipeline.preprocessing.watchdog import NoReports, Watch
 from offload.pipeline.raydata.dataset_source import units_of
 from offload.pipeline.sources.from_torch import list_torch_dataset
-from offload.pipeline.work.block import Scratch
-from offload.pipeline.work.watchdog import NoReports, Watch
 from offload.train.driver.listed import Listed
 from tests.helpers import eventually
 

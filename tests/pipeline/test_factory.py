@@ -21,11 +21,11 @@ from ray import cloudpickle
 from offload.errors import ConfigError, RunError
 from offload.pipeline.describe.sources import from_torch
 from offload.pipeline.index.source import Index
+from offload.pipeline.preprocessing import environment
+from offload.pipeline.preprocessing.environment import Ordinal, lowest_free
+from offload.pipeline.preprocessing.recipe import Recipe
+from offload.pipeline.preprocessing.unpicklable import obstacle
 from offload.pipeline.sources.from_torch import TorchReader
-from offload.pipeline.work import environment
-from offload.pipeline.work.environment import Ordinal, lowest_free
-from offload.pipeline.work.recipe import Recipe
-from offload.pipeline.work.unpicklable import obstacle
 
 
 class Lines(torch.utils.data.Dataset[Any]):

@@ -32,8 +32,8 @@ from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
 from offload.pipeline.describe.from_loader import described
 from offload.pipeline.describe.pipeline import Pipeline
 from offload.pipeline.index.rows import rows_at
-from offload.pipeline.work.block import Scratch
-from offload.pipeline.work.watchdog import NoReports, Watch
+from offload.pipeline.preprocessing.block import Scratch
+from offload.pipeline.preprocessing.watchdog import NoReports, Watch
 
 
 class Squares(Dataset[tuple[int, float]]):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offload.pipeline.blocks.wire import Columns
-from offload.pipeline.work.block import Gather, Scratch
+from offload.pipeline.preprocessing.block import Gather, Scratch
 
 chunks = st.lists(st.integers(1, 16), min_size=1, max_size=6)
 

@@ -19,8 +19,8 @@ from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
 from offload.pipeline.index.source import At, Reader, Samples, nowhere
 from offload.pipeline.order.chunks import CHUNK
 from offload.pipeline.pool.packed_recipe import pack
-from offload.pipeline.work.processing import process
-from offload.pipeline.work.recipe import Recipe
+from offload.pipeline.preprocessing.processing import process
+from offload.pipeline.preprocessing.recipe import Recipe
 
 Batch = dict[str, Any]
 ROWS = 60 * CHUNK

@@ -12,9 +12,9 @@ import pytest
 
 from offload.errors import RunError
 from offload.pipeline.pool.packed_recipe import pack
+from offload.pipeline.preprocessing.recipe import Recipe
 from offload.pipeline.program import pickling, pickling_rules
 from offload.pipeline.sources.from_torch import list_torch_dataset
-from offload.pipeline.work.recipe import Recipe
 
 ROWS = 1000
 

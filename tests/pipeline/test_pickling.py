@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from offload.errors import RunError
+from offload.pipeline.preprocessing.unpicklable import used
 from offload.pipeline.program import pickling
-from offload.pipeline.work.unpicklable import used
 from tests.helpers import ROOT
 
 SCRIPT = """

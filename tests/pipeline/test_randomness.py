@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from offload.pipeline.work.randomness import Drawn, seed_generators
+from offload.pipeline.preprocessing.randomness import Drawn, seed_generators
 
 DRAWS: dict[str, Callable[[], Any]] = {
     "python": random.random,

@@ -26,13 +26,13 @@ from offload.pipeline.blocks import wire
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
 from offload.pipeline.cache import accounts
 from offload.pipeline.index.source import Index
+from offload.pipeline.preprocessing.processing import process
+from offload.pipeline.preprocessing.recipe import Recipe
 from offload.pipeline.sources import read_ahead
 from offload.pipeline.sources.image_folder import list_image_folder
 from offload.pipeline.sources.parquet import list_parquet
 from offload.pipeline.sources.read_ahead import REQUESTS, ReadAhead
 from offload.pipeline.sources.webdataset import list_webdataset
-from offload.pipeline.work.processing import process
-from offload.pipeline.work.recipe import Recipe
 
 
 @given(st.integers(0, 80), st.data())

@@ -32,10 +32,10 @@ from offload.pipeline.index.source import At, Reader, Samples, nowhere
 from offload.pipeline.order.chunks import CHUNK
 from offload.pipeline.order.ranges import Ranges
 from offload.pipeline.pool import packed_recipe
+from offload.pipeline.preprocessing.processing import process
+from offload.pipeline.preprocessing.recipe import Recipe
 from offload.pipeline.raydata.execution import encode_foreign
 from offload.pipeline.sources.from_torch import TorchReader
-from offload.pipeline.work.processing import process
-from offload.pipeline.work.recipe import Recipe
 from tests.pipeline.test_feed import HandPool
 
 Batch = dict[str, Any]
@@ -348,8 +348,8 @@ class NoImages(Numbers):
 IMPORTS_TORCH_ITSELF = """
 import sys
 import numpy as np, pyarrow as pa
-from offload.pipeline.work.processing import process
-from offload.pipeline.work.recipe import Recipe
+from offload.pipeline.preprocessing.processing import process
+from offload.pipeline.preprocessing.recipe import Recipe
 from offload.pipeline.index.source import At, Reader, Samples, nowhere
 
 class Zeros(Reader):
@@ -383,7 +383,7 @@ def test_a_transform_that_imports_torch_itself_is_reproducible_from_its_first_ch
 CHURN = """
 import resource
 import numpy as np
-from offload.pipeline.work.environment import keep_freed_memory
+from offload.pipeline.preprocessing.environment import keep_freed_memory
 keep_freed_memory()
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

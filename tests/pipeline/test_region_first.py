@@ -32,7 +32,7 @@ from offload.pipeline.images.region_decode import EncodedImage, read_image
 from offload.pipeline.images.region_first import RegionFirst
 from offload.pipeline.images.split import split_transform
 from offload.pipeline.pool import packed_recipe
-from offload.pipeline.work.processing import process
+from offload.pipeline.preprocessing.processing import process
 from tests.pipeline.test_region_decode import jpeg, picture
 
 TRAIN = {

@@ -27,7 +27,7 @@ from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
 from offload.pipeline.describe.sources import from_torch, image_folder
 from offload.pipeline.images.split import SplitTransform, is_image_transform, split_transform
 from offload.pipeline.index.rows import rows_at
-from offload.pipeline.work.processing import process
+from offload.pipeline.preprocessing.processing import process
 from offload.transforms import GaussianBlur
 from tests.helpers import case
 from tests.pipeline.index_pass import a_pass, listed, stream_of

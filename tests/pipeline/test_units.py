@@ -28,10 +28,10 @@ from offload.pipeline.feed.passes import Pass, PassKey, PassRequest, Slice
 from offload.pipeline.feed.tasks import UnitTasks
 from offload.pipeline.order.ranges import Ranges
 from offload.pipeline.pool.task import Block, Cost
+from offload.pipeline.preprocessing.block import Scratch
+from offload.pipeline.preprocessing.watchdog import NoReports, Watch
 from offload.pipeline.raydata.dataset_source import units_of
 from offload.pipeline.raydata.units import UnitIndex, UnitRecipe
-from offload.pipeline.work.block import Scratch
-from offload.pipeline.work.watchdog import NoReports, Watch
 from tests.pipeline.arrow_tables import arrow_columns, plain
 
 pytestmark = [

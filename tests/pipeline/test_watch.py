@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from offload.pipeline.work.watchdog import GRACE_S, SLOW_S, Watch
+from offload.pipeline.preprocessing.watchdog import GRACE_S, SLOW_S, Watch
 from offload.report.events import PreprocessingSlow
 
 
@@ -81,7 +81,7 @@ def test_what_takes_too_long_is_interrupted_once_and_then_given_up(clock: Clock)
 
 SLEEPS = """
 import time
-from offload.pipeline.work.watchdog import NoReports, SampleTimeoutError, Watch
+from offload.pipeline.preprocessing.watchdog import NoReports, SampleTimeoutError, Watch
 watch = Watch(NoReports())
 watch.start()
 for _ in range(2):

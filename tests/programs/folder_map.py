@@ -38,7 +38,7 @@ QUESTIONS = {
         "pipeline/feed/tasks.py": "each position in one task, except those that were trained",
         "pipeline/feed/passes.py": "who gets which block, and which are made again",
         "pipeline/order/allot.py": "one rank for each row",
-        "pipeline/work/block.py": "trained rows of a chunk are dropped",
+        "pipeline/preprocessing/block.py": "trained rows of a chunk are dropped",
         "train/worker/loop.py": "a rank without samples gets a filler of weight 0, with an older sample's id",
     },
     "Why did a sample come twice, or never, after a resume?": {
@@ -93,12 +93,12 @@ QUESTIONS = {
     "What may a column hold?": {
         "pipeline/blocks/wire.py": "columns of a block",
         "pipeline/blocks/whole_samples.py": "samples that are no columns",
-        "pipeline/work/block.py": "what is refused, and how",
+        "pipeline/preprocessing/block.py": "what is refused, and how",
     },
     "What of my program reaches preprocessing?": {
         "pipeline/program/pickling.py": "functions, classes, modules",
-        "pipeline/work/environment.py": "the working folder",
-        "pipeline/work/unpicklable.py": "the words for what cannot travel",
+        "pipeline/preprocessing/environment.py": "the working folder",
+        "pipeline/preprocessing/unpicklable.py": "the words for what cannot travel",
         "pipeline/program/output_tail.py": "what comes back: printed lines",
     },
     "What happens when a worker or a node dies?": {
@@ -123,7 +123,7 @@ ROOMS = (
     "pipeline/feed",
     "pipeline/pool",
     "pipeline/program",
-    "pipeline/work",
+    "pipeline/preprocessing",
     "pipeline/images",
     "pipeline/cache",
     "pipeline/blocks",

@@ -21,9 +21,9 @@ from offload.pipeline.blocks.packing import Packed
 from offload.pipeline.feed.sizing import BATCH_TASK_S, MOST_BATCHES
 from offload.pipeline.pool.packed_recipe import PackedRecipe
 from offload.pipeline.pool.task import Cost
+from offload.pipeline.preprocessing.environment import keep_freed_memory
+from offload.pipeline.preprocessing.watchdog import NoReports, Watch
 from offload.pipeline.program.output_tail import Teller
-from offload.pipeline.work.environment import keep_freed_memory
-from offload.pipeline.work.watchdog import NoReports, Watch
 
 KEPT_S = 30.0  # time for the next iteration to come. After such a break, the start of processes does not matter
 STUCK_S = 10.0  # time for the user's code of an ended iteration to end

@@ -30,9 +30,9 @@ from offload.pipeline.images.on_device import ToChannelsFirst
 from offload.pipeline.images.split import OnUint8
 from offload.pipeline.index.source import At, Index, Reader, Samples, Tell, nowhere, silent
 from offload.pipeline.order.chunks import TRAINED
+from offload.pipeline.preprocessing.processing import process
+from offload.pipeline.preprocessing.recipe import Recipe
 from offload.pipeline.sources.from_torch import plain
-from offload.pipeline.work.processing import process
-from offload.pipeline.work.recipe import Recipe
 
 FORMAT = 2
 """The version of all contents: what else they depend on is in their key."""

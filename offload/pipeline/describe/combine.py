@@ -18,9 +18,9 @@ from offload.pipeline.describe.sources import as_pipeline
 from offload.pipeline.index.mixed import MixedIndex, mixed_index
 from offload.pipeline.index.source import Index, Tell, silent
 from offload.pipeline.order.shuffling import Draws
+from offload.pipeline.preprocessing.processing import IndexRecipe
+from offload.pipeline.preprocessing.recipe import Recipe
 from offload.pipeline.raydata.dataset_source import list_dataset_rows
-from offload.pipeline.work.processing import IndexRecipe
-from offload.pipeline.work.recipe import Recipe
 
 _R = TypeVar("_R", bound=Recipe)
 

@@ -19,8 +19,8 @@ from offload.pipeline.cache.spec import CacheSpec
 from offload.pipeline.images.region_decode import DECODE, Decode
 from offload.pipeline.images.split import is_image_transform, split_transform, takes_one_image, unsplit_transform
 from offload.pipeline.index.source import Index, Lister
-from offload.pipeline.work.processing import IndexRecipe
-from offload.pipeline.work.recipe import Kind, OnError
+from offload.pipeline.preprocessing.processing import IndexRecipe
+from offload.pipeline.preprocessing.recipe import Kind, OnError
 
 if TYPE_CHECKING:
     import ray.data

@@ -17,6 +17,7 @@ from offload.pipeline.describe.pipeline import CollateFn, OnDevice, Pipeline, bu
 from offload.pipeline.images.region_decode import Decode
 from offload.pipeline.images.split import is_image_transform
 from offload.pipeline.index.source import silent
+from offload.pipeline.preprocessing.recipe import OnError
 from offload.pipeline.sources.from_torch import (
     DEFAULT_COLUMNS,
     factory_name,
@@ -28,7 +29,6 @@ from offload.pipeline.sources.image_folder import list_image_folder
 from offload.pipeline.sources.parquet import list_parquet
 from offload.pipeline.sources.storage_paths import PathLike
 from offload.pipeline.sources.webdataset import list_webdataset
-from offload.pipeline.work.recipe import OnError
 
 if TYPE_CHECKING:
     import ray.data

@@ -11,9 +11,9 @@ import numpy as np
 import ray
 
 import offload.process.ray_forks  # noqa: F401  # a transform may fork
+from offload.pipeline.preprocessing.block import Scratch
+from offload.pipeline.preprocessing.watchdog import Watch
 from offload.pipeline.program import pickling
-from offload.pipeline.work.block import Scratch
-from offload.pipeline.work.watchdog import Watch
 
 
 class TaskOutput(Protocol):

@@ -28,7 +28,7 @@ from offload.pipeline.pool.free_cores import FreeCores, Refusals
 from offload.pipeline.pool.packed_recipe import PackedRecipe
 from offload.pipeline.pool.preprocessor import Preprocessor
 from offload.pipeline.pool.task import DEAD, NODE_GONE, Assignment, Block, Cost, Task, TaskSource
-from offload.pipeline.work.environment import Ordinal, lowest_free
+from offload.pipeline.preprocessing.environment import Ordinal, lowest_free
 
 IN_FLIGHT = 2  # tasks per actor: the running one and the next
 REPLACEMENTS = 3  # replacements of one core's process if it keeps dying

@@ -16,10 +16,10 @@ from offload import machine
 from offload.pipeline.cache import accounts
 from offload.pipeline.pool.packed_recipe import PackedRecipe, TaskOutput, TaskRecipe
 from offload.pipeline.pool.task import Cost
+from offload.pipeline.preprocessing.block import Scratch
+from offload.pipeline.preprocessing.environment import Ordinal, begin, keep_freed_memory
+from offload.pipeline.preprocessing.watchdog import GIVEN_UP, Watch
 from offload.pipeline.program.output_tail import Teller
-from offload.pipeline.work.block import Scratch
-from offload.pipeline.work.environment import Ordinal, begin, keep_freed_memory
-from offload.pipeline.work.watchdog import GIVEN_UP, Watch
 
 AT_ONCE_S = 0.25  # longest gap between consecutive tasks; a longer one means that the core was idle or in set-up
 LAST_WORDS_S = 10.0  # time for the hub to answer a process that is about to end

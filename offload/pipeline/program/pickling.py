@@ -13,8 +13,8 @@ process would inherit, or find under their names. Here, these travel, too:
 A process that sends a class back names it, and the program finds its own class object.
 
 Where it stops: :mod:`offload.pipeline.program.pickling_names` knows the objects that travel by name,
-:mod:`offload.pipeline.program.pickling_rules` single classes of objects. :mod:`offload.pipeline.work.unpicklable` names the part of a value
-that cannot travel.
+:mod:`offload.pipeline.program.pickling_rules` single classes of objects. :mod:`offload.pipeline.preprocessing.unpicklable` names the part
+of a value that cannot travel.
 """
 
 from __future__ import annotations

@@ -28,10 +28,10 @@ from offload.pipeline.order.ranges import Ranges
 from offload.pipeline.order.shuffling import mix
 from offload.pipeline.pool.packed_recipe import PackedRecipe
 from offload.pipeline.pool.task import Block, Cost
+from offload.pipeline.preprocessing.block import plain, unsendable, unsendable_sample
+from offload.pipeline.preprocessing.recipe import Recipe
+from offload.pipeline.preprocessing.transform import check_names, transform
 from offload.pipeline.raydata.columns import columns_of_block
-from offload.pipeline.work.block import plain, unsendable, unsendable_sample
-from offload.pipeline.work.recipe import Recipe
-from offload.pipeline.work.transform import check_names, transform
 
 
 def encode_foreign(

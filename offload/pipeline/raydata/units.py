@@ -23,13 +23,13 @@ from offload.pipeline.order.chunks import TRAINED, whole_chunks
 from offload.pipeline.order.ranges import Ranges
 from offload.pipeline.order.shuffling import generator, mix
 from offload.pipeline.order.unit_ids import UnitIds
+from offload.pipeline.preprocessing.block import Gather, Processed, Scratch, assemble
+from offload.pipeline.preprocessing.processing import process
+from offload.pipeline.preprocessing.recipe import Recipe
+from offload.pipeline.preprocessing.transform import check_block_names
+from offload.pipeline.preprocessing.watchdog import Watch
 from offload.pipeline.raydata.execution import user_ids
 from offload.pipeline.raydata.unit_maker import UnitMaker, UnitSamples, expected_rows, gathered, unit_name
-from offload.pipeline.work.block import Gather, Processed, Scratch, assemble
-from offload.pipeline.work.processing import process
-from offload.pipeline.work.recipe import Recipe
-from offload.pipeline.work.transform import check_block_names
-from offload.pipeline.work.watchdog import Watch
 
 if TYPE_CHECKING:
     from offload.pipeline.raydata.runner import Chain
@@ -90,7 +90,7 @@ class UnitRecipe:
         return dataclasses.replace(self, inner=self.inner.ready(), maker=UnitMaker(self.chains))
 
     def process(self, rows: pa.Table, *, epoch: int, scratch: Scratch, watch: Watch) -> pa.Table:
-        """Return the block of these units, as :func:`offload.pipeline.work.processing.process` does for index rows."""
+        """Return the block of these units, as :func:`offload.pipeline.preprocessing.processing.process` does for index rows."""
         orders = rows.to_pylist()
         labels = [order["label"] for order in orders]
         coming: Iterable[_Unit] = (self._make(order, epoch, watch) for order in orders)

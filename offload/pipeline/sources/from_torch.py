@@ -23,8 +23,8 @@ from offload.pipeline.blocks.whole_samples import SAMPLES
 from offload.pipeline.blocks.wire import Column, UnsendableError, as_array, is_pillow, is_tensor, torch_only
 from offload.pipeline.index.rows import Runs
 from offload.pipeline.index.source import At, Index, Reader, Samples, nowhere
-from offload.pipeline.work.environment import here
-from offload.pipeline.work.wording import FAILURES, say
+from offload.pipeline.preprocessing.environment import here
+from offload.pipeline.preprocessing.wording import FAILURES, say
 
 DEFAULT_COLUMNS = ("image", "label")
 MOST_SAMPLES = 2**32  # 32 GiB of numbers; the largest image data sets have a tenth of these samples
@@ -112,8 +112,8 @@ class TorchReader(Reader):
     """A reader that calls the data set.
 
     While it reads, ``torch.utils.data.get_worker_info()`` answers as in a worker of torch: ``id`` and ``num_workers`` are the
-    number of this process and of the run's processes (:class:`offload.pipeline.work.environment.Ordinal`), and ``seed`` is that of the
-    rows' random numbers.
+    number of this process and of the run's processes (:class:`offload.pipeline.preprocessing.environment.Ordinal`), and ``seed`` is that of
+    the rows' random numbers.
 
     Args:
         columns: names for the parts of a sample that is a tuple.
@@ -146,7 +146,7 @@ class TorchReader(Reader):
         """Call ``worker_init_fn`` in this process, before it reads. Raises RunError if that raises."""
         if self._worker_init_fn is None:
             return
-        from offload.pipeline.work.worker_role import in_role, once
+        from offload.pipeline.preprocessing.worker_role import in_role, once
 
         me = here()
         try:
@@ -227,7 +227,7 @@ def _as_worker(dataset: Any) -> AbstractContextManager[None]:
     """A context in which this process has the role of one of torch's workers, if torch is loaded: importing it costs seconds."""
     if (torch := sys.modules.get("torch")) is None:
         return nullcontext()
-    from offload.pipeline.work.worker_role import in_role
+    from offload.pipeline.preprocessing.worker_role import in_role
 
     me = here()
     return in_role(me.number, me.of, torch.initial_seed() - me.number, dataset)

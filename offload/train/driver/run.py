@@ -22,9 +22,9 @@ from offload.pipeline.aside import SideThread
 from offload.pipeline.describe.cached import check_names
 from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.pool.ray_state import held
+from offload.pipeline.preprocessing.environment import WorkingFolder
+from offload.pipeline.preprocessing.unpicklable import obstacle, used
 from offload.pipeline.program.pickling import Carried
-from offload.pipeline.work.environment import WorkingFolder
-from offload.pipeline.work.unpicklable import obstacle, used
 from offload.prices import built_in
 from offload.process.interrupts import COMMITTED_END_S, Interrupts, handled
 from offload.report.events.faults import OthersHold

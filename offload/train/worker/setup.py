@@ -9,7 +9,7 @@ from typing import Any
 from offload.model.batch_split import BatchSplit
 from offload.pipeline.describe.pipeline import CollateFn, OnDevice
 from offload.pipeline.feed.passes import PassRequest
-from offload.pipeline.work.environment import WorkingFolder
+from offload.pipeline.preprocessing.environment import WorkingFolder
 from offload.train.checkpoints.storage import Marker
 from offload.train.config import Adaptation, BatchSize, Checkpoints, Precision
 from offload.train.hub.client import HubClient

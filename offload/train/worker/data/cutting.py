@@ -18,7 +18,7 @@ from offload.pipeline.blocks import whole_samples
 from offload.pipeline.blocks.whole_samples import SAMPLES
 from offload.pipeline.blocks.wire import ERROR, HIDDEN, POSITION, SAMPLE_ID, Columns, join, parts_of_columns
 from offload.pipeline.order.ranges import Ranges
-from offload.pipeline.work.wording import FAILURES, say
+from offload.pipeline.preprocessing.wording import FAILURES, say
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from offload.pipeline.blocks.wire import (
     stack,
     torch_only,
 )
-from offload.pipeline.work.wording import FAILURES, say
+from offload.pipeline.preprocessing.wording import FAILURES, say
 from offload.train.worker.data.cutting import Cut
 
 VIEWED_ROW_BYTES = 4096

@@ -1,7 +1,7 @@
 """One core's task, which turns index rows into a block.
 
 The task reads the samples, transforms them with reproducible random numbers, and packs them. A row that cannot be read ends the run or
-becomes an error that the block carries, as the user chose. Where it stops: :mod:`offload.pipeline.work.transform` calls the user's
+becomes an error that the block carries, as the user chose. Where it stops: :mod:`offload.pipeline.preprocessing.transform` calls the user's
 transform.
 """
 
@@ -22,10 +22,10 @@ from offload.pipeline.index.rows import Picked, as_table
 from offload.pipeline.index.source import Samples, nowhere
 from offload.pipeline.order.chunks import CHUNK
 from offload.pipeline.order.shuffling import mix
-from offload.pipeline.work.block import Gather, Processed, Scratch, assemble
-from offload.pipeline.work.randomness import Drawn, loaded_libraries, seed_generators
-from offload.pipeline.work.recipe import Recipe, hold_to_one_core
-from offload.pipeline.work.transform import (
+from offload.pipeline.preprocessing.block import Gather, Processed, Scratch, assemble
+from offload.pipeline.preprocessing.randomness import Drawn, loaded_libraries, seed_generators
+from offload.pipeline.preprocessing.recipe import Recipe, hold_to_one_core
+from offload.pipeline.preprocessing.transform import (
     _BrokenRow,
     _check_annotated,
     _find_row,
@@ -35,8 +35,8 @@ from offload.pipeline.work.transform import (
     check_block_names,
     transform,
 )
-from offload.pipeline.work.watchdog import NoReports, SampleTimeoutError, Watch
-from offload.pipeline.work.wording import FAILURES, say
+from offload.pipeline.preprocessing.watchdog import NoReports, SampleTimeoutError, Watch
+from offload.pipeline.preprocessing.wording import FAILURES, say
 
 
 @dataclass(frozen=True, kw_only=True)

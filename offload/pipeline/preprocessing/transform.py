@@ -1,6 +1,6 @@
 """The user's transform, called with seeded random numbers, and its result checked.
 
-Where it stops: :mod:`offload.pipeline.work.processing` reads what the transform gets.
+Where it stops: :mod:`offload.pipeline.preprocessing.processing` reads what the transform gets.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from offload.pipeline.blocks.wire import ERROR, POSITION, SAMPLE_ID, Columns, is
 from offload.pipeline.images.region_decode import UndecodableError
 from offload.pipeline.images.split import CpuPart
 from offload.pipeline.order.shuffling import mix
-from offload.pipeline.work.randomness import Drawn, seed_generators
-from offload.pipeline.work.recipe import Recipe
-from offload.pipeline.work.watchdog import NoReports, SampleTimeoutError, Watch
-from offload.pipeline.work.wording import FAILURES, say
+from offload.pipeline.preprocessing.randomness import Drawn, seed_generators
+from offload.pipeline.preprocessing.recipe import Recipe
+from offload.pipeline.preprocessing.watchdog import NoReports, SampleTimeoutError, Watch
+from offload.pipeline.preprocessing.wording import FAILURES, say
 
 
 class _BrokenRow(Exception):

@@ -1,6 +1,7 @@
 """A recipe: the reader and the transform of a data set, and what they need in the process that runs them.
 
-Where it stops: :mod:`offload.pipeline.work.processing` runs a recipe on index rows, and :mod:`offload.pipeline.feed.feed` decides on which.
+Where it stops: :mod:`offload.pipeline.preprocessing.processing` runs a recipe on index rows, and :mod:`offload.pipeline.feed.feed` decides
+on which.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from offload.errors import RunError
 from offload.pipeline.blocks.wire import SAMPLE_ID
 from offload.pipeline.index.source import Reader
 from offload.pipeline.order.chunks import Calls
-from offload.pipeline.work.environment import WorkingFolder
-from offload.pipeline.work.randomness import Held, held_by
-from offload.pipeline.work.wording import FAILURES, Words, say
+from offload.pipeline.preprocessing.environment import WorkingFolder
+from offload.pipeline.preprocessing.randomness import Held, held_by
+from offload.pipeline.preprocessing.wording import FAILURES, Words, say
 
 OnError = Literal["raise", "skip"]
 Kind = Literal["none", "batch", "sample", "image", "generator"]

@@ -30,7 +30,7 @@ from offload.pipeline.blocks.wire import (
     take,
 )
 from offload.pipeline.order.chunks import TRAINED, untrained
-from offload.pipeline.work.wording import Words
+from offload.pipeline.preprocessing.wording import Words
 
 Rows: TypeAlias = NDArray[np.integer[Any]]
 """Numbers of rows."""

@@ -1,6 +1,6 @@
 """The environment of a preprocessing process: its number, its working folder, and its use of freed memory.
 
-It needs no torch: :mod:`offload.pipeline.work.worker_role` shows the number to data sets that use torch.
+It needs no torch: :mod:`offload.pipeline.preprocessing.worker_role` shows the number to data sets that use torch.
 """
 
 from __future__ import annotations
