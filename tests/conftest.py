@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import signal
@@ -30,6 +31,9 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     TEMPORARY = tempfile.mkdtemp(prefix="offload-", dir="/tmp")
     os.chmod(TEMPORARY, 0o1777)
     os.environ["TMPDIR"] = os.environ["RAY_TMPDIR"] = tempfile.tempdir = TEMPORARY
+
+# multiprocessing would remove its own folder at the end of the process, after all of them have gone.
+multiprocessing.current_process()._config["tempdir"] = tempfile.gettempdir()  # type: ignore[attr-defined]
 
 # Raylets that tests start by hand, as those of a run of this machine alone, start no idle Python processes ahead.
 for name, value in RAY_STARTS_NOTHING_AHEAD.items():

@@ -18,14 +18,13 @@ from typing import Any
 from offload.preload import ahead
 
 ALWAYS = ("ray", "torch", "offload.pipeline.pool.pool", "offload.pipeline.describe.sources", "offload.train.hub.actor")
-"""What preprocessing and the hub need. A node that only preprocesses imports no more: Ray Train would take a third of all."""
+"""What preprocessing and the hub need. A node that only preprocesses imports no more."""
 # Imported ahead if the driver imported them, too: a script that does not use them need not have them.
 IF_USED = ("torchvision", "torchvision.transforms.v2", "timm", "cv2", "simplejpeg", "PIL.Image", "pandas", "scipy")
-CONTROLLER = ("ray.train.torch", "offload.train.worker.process", "offload.train.driver.ray_train")
-"""What Ray Train's controller needs beside that."""
 FIRST_STEP = ("torch._dynamo",)
 """What an optimizer's first step imports, which takes as long as importing torch does."""
-TRAINING = (*CONTROLLER, *FIRST_STEP)
+WORKER = ("offload.train.worker.process", "offload.train.group.ray_group")
+TRAINING = (*WORKER, *FIRST_STEP)
 """What workers need beside that."""
 SWITCH = "OFFLOAD_PRELOAD"
 QUIET = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_TRAIN_ENABLE_STATE_TRACKING": "0"}
@@ -58,10 +57,10 @@ def runtime_env(job: Mapping[str, Any], *, also: Sequence[str] = ()) -> dict[str
 
 def serving_ahead(mark_name: str, mark: str, *, then: Sequence[str] = FIRST_STEP) -> AbstractContextManager[str]:
     """A context in which a server of this process imports ahead, for a Ray that it is about to start; see
-    :func:`offload.preload.ahead.serving`. Without preloading there is none. Workers and the controller will run on this node, too."""
+    :func:`offload.preload.ahead.serving`. Without preloading there is none. Workers will run on this node, too."""
     if os.environ.get(SWITCH) == "0":
         return nullcontext(mark)
-    return ahead.serving([*ALWAYS, *CONTROLLER, *_used()], then, mark_name=mark_name, mark=mark, env=QUIET)
+    return ahead.serving([*ALWAYS, *WORKER, *_used()], then, mark_name=mark_name, mark=mark, env=QUIET)
 
 
 def _used() -> list[str]:

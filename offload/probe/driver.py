@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -132,7 +133,7 @@ class ProbeRun(Run):
 
     def worker_main(self, functions: Carried, setup: Any) -> Any:
         budget, setup = self.budget, replace(setup, hang_s=math.inf)  # a probe makes no steps of its own
-        return lambda: run_probe(functions, setup, budget)
+        return partial(run_probe, functions, setup, budget)
 
     def _announce(self) -> None: ...
 

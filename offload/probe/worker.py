@@ -26,6 +26,8 @@ from offload.probe.probe_context import ProbeContext
 from offload.probe.processes import CpuSeconds, cpu_seconds
 from offload.probe.stages import LEAST_RAW_BYTES, exact_over_auto, measure_stages
 from offload.report.events import NodeNames, RunEvent
+from offload.train.group.group import Outcome
+from offload.train.group.in_worker import Member
 from offload.train.hub.client import HubClient
 from offload.train.messages import TRAIN
 from offload.train.worker.assembly import training_loop
@@ -86,13 +88,13 @@ class ProbeBudget:
         return dataclasses.replace(self, **{name: share * getattr(self, name) for name in parts})
 
 
-def run_probe(carried: Carried, setup: WorkerSetup, budget: ProbeBudget) -> None:
+def run_probe(carried: Carried, setup: WorkerSetup, budget: ProbeBudget, member: Member) -> Outcome:
     """Measure, and send the findings as a :class:`ProbeMeasured`. ``carried``: :class:`UserFunctions`."""
     functions: UserFunctions = carried.opened()
     setup = setup.joined(functions)
     torch.manual_seed(setup.seed)
     np.random.seed(setup.seed & 0xFFFFFFFF)
-    loop = training_loop(setup, place_of(setup))
+    loop = training_loop(setup, place_of(setup, member))
     context = ProbeContext(loop)
     tell = _Teller(loop)
     try:
@@ -112,9 +114,9 @@ def run_probe(carried: Carried, setup: WorkerSetup, budget: ProbeBudget) -> None
             raise RunError(
                 "the script's function asked for no batch of ctx.batches('train'), so that no step could be measured."
             )
-        nodes = loop.place.talk.gather_objects(ray.get_runtime_context().get_node_id())
+        nodes = loop.place.talk.gather_objects(member.node)
         if context.rank:
-            return
+            return "finished"
         loop.reporter.event(
             ProbeMeasured(
                 measurements=dict(
@@ -136,6 +138,7 @@ def run_probe(carried: Carried, setup: WorkerSetup, budget: ProbeBudget) -> None
         )
     finally:
         loop.finish()
+    return "finished"
 
 
 def _replay(user_function: Any, context: ProbeContext) -> None:

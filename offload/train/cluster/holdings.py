@@ -10,12 +10,12 @@ import contextlib
 import secrets
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
 from ray.util.placement_group import get_placement_group, placement_group, remove_placement_group
 
-from offload.model.placement import Bundle
 from offload.pipeline.pool.ray_state import remove_groups_of
 
 NAMESPACE = "offload"
@@ -44,11 +44,19 @@ class Holdings:
         """Note that this run has no such actor."""
         self._actors.pop(name, None)
 
-    def new_group(self, bundle: Bundle) -> Any:
-        """A placement group of one bundle."""
+    def new_group(
+        self,
+        bundles: Sequence[Mapping[str, float]],
+        *,
+        strategy: str = "PACK",
+        selectors: Sequence[Mapping[str, str]] = (),
+    ) -> Any:
+        """A placement group of these bundles. ``selectors``: one label selector, which the node of every bundle must meet, or none."""
         name = f"offload-room-{secrets.token_hex(8)}"
         self._groups[name] = None
-        self._groups[name] = group = placement_group([dict(bundle)], name=name)
+        labels = {"bundle_label_selector": [dict(selectors[0])] * len(bundles)} if selectors else {}
+        group = placement_group([dict(bundle) for bundle in bundles], strategy=strategy, name=name, **labels)
+        self._groups[name] = group
         return group
 
     def remove_group(self, group: Any) -> None:

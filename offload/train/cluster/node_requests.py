@@ -54,7 +54,7 @@ class NodeRequests:
             keep, release = (granted, []) if hold else ([], granted)
             for group in [*release, *waiting[count:]]:
                 self._holdings.remove_group(group)
-            more = [self._holdings.new_group(bundle) for _ in range(count - len(waiting))]
+            more = [self._holdings.new_group([dict(bundle)]) for _ in range(count - len(waiting))]
             self._groups[bundle] = [*keep, *waiting[:count], *more]
 
     def held(self) -> dict[str, dict[str, float]]:

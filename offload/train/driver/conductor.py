@@ -147,11 +147,20 @@ class Conductor:
         """Process the hub's news."""
         self.handle(NewsRead(now_s=self._now(), news=news))
 
-    def look(self, news: News, nodes: Sequence[NodeResources], leaving: Collection[str] = ()) -> None:
-        """Process the hub's news and the nodes that are alive. ``leaving``: the ids of nodes that will soon be gone."""
+    def look(
+        self,
+        news: News,
+        nodes: Sequence[NodeResources],
+        leaving: Collection[str] = (),
+        silent: Collection[str] = (),
+    ) -> None:
+        """Process the hub's news and the nodes that are alive. ``leaving``: the ids of nodes that will soon be gone; ``silent``: those of
+        nodes that do not answer, which are not among ``nodes``."""
         with self._lock:
             self.read(news)
-            self.handle(ClusterSeen(now_s=self._now(), nodes=nodes, leaving=frozenset(leaving)))
+            self.handle(
+                ClusterSeen(now_s=self._now(), nodes=nodes, leaving=frozenset(leaving), silent=tuple(sorted(silent)))
+            )
             if self._making_room is not None and self._making_room[1].done():
                 number, self._making_room = self._making_room[0], None
                 self.handle(RoomMade(number=number))

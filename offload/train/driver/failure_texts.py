@@ -6,8 +6,9 @@ import traceback
 
 from offload.errors import OffloadError, RunError, causes, find_offload_error
 from offload.report.run_dir import to_json
-from offload.train.driver.ray_train import is_broken_connection
-from offload.train.worker.process import RestatedError
+from offload.train.driver.losses import is_broken_connection
+from offload.train.driver.supervisor import WorkerError
+from offload.train.group.in_worker import RestatedError
 
 _LONG = 500  # characters
 
@@ -18,7 +19,7 @@ def describe_failure(error: BaseException, what: str, remedy: str) -> OffloadErr
     offload_error = find_offload_error(error)
     if offload_error is not None:
         return type(offload_error)(str(offload_error))
-    bases = [getattr(e, "_base_exc", e) for e in causes(error)]
+    bases = [e for e in causes(error) if not isinstance(e, WorkerError)]
     # A broken connection to a worker explains nothing if another error gives the reason.
     telling = [e for e in bases if not is_broken_connection(e)]
     inner = [e for e in telling if not type(e).__module__.startswith("ray.")]
@@ -47,5 +48,5 @@ def _shortened(said: str) -> str:
 def whole_story(error: BaseException) -> str:
     """The content of ``error.txt``: all tracebacks, including those that Ray carries as text."""
     parts = ["".join(traceback.format_exception(error))]
-    parts += [str(e) for e in causes(error) if hasattr(e, "_base_exc")]
+    parts += [str(e) for e in causes(error) if isinstance(e, WorkerError)]
     return "\n\n".join(parts) + "\n\n" + to_json({"type": type(error).__name__})

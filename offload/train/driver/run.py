@@ -8,16 +8,17 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import Any, NoReturn
 
 import ray
-import ray.train
 
 from offload import preload
 from offload.errors import ConfigError
 from offload.model.batch_split import BatchSplit
-from offload.model.placement import WorkerResources
+from offload.model.placement import GPU_TYPE, NodeResources, WorkerResources
 from offload.pipeline.aside import SideThread
 from offload.pipeline.describe.cached import check_names
 from offload.pipeline.feed.datasets import Cores, FeedDataset
@@ -41,16 +42,16 @@ from offload.train.cluster.connection import (
     import_ahead,
     nodes_to_end_with,
     on_this_node,
-    ping,
 )
 from offload.train.cluster.draining import draining_nodes
-from offload.train.cluster.holdings import Holdings
+from offload.train.cluster.holdings import Holdings, worker_title
 from offload.train.cluster.left import leave
 from offload.train.cluster.node_requests import NodeRequests
 from offload.train.cluster.notices import Watchers
 from offload.train.cluster.ray_nodes import free_resources
 from offload.train.cluster.ray_output import keep_to_logs
 from offload.train.cluster.ray_processes import ControlWatch
+from offload.train.cluster.reachable import silent_nodes
 from offload.train.driver.caches import check_caches
 from offload.train.driver.conductor import Conductor, wait_for_start
 from offload.train.driver.event_log import EventLog
@@ -59,14 +60,16 @@ from offload.train.driver.fleet.messages import StopAsked
 from offload.train.driver.fleet.room import Terms
 from offload.train.driver.fleet.state import Fleet
 from offload.train.driver.listed import Listed, classes_that_differ
-from offload.train.driver.ray_train import TorchTrainer
 from offload.train.driver.run_arguments import Arguments
+from offload.train.driver.supervisor import Supervisor
 from offload.train.driver.torchrun import worker_variables
 from offload.train.driver.tuner import Tuner
+from offload.train.group.in_worker import Main
+from offload.train.group.ray_group import RayGroups, Reservation
 from offload.train.hub.actor import Hub
 from offload.train.hub.client import HubClient
 from offload.train.hub.run_names import named_hub
-from offload.train.messages import TRAIN
+from offload.train.messages import TRAIN, Orders
 from offload.train.worker.process import run_worker
 from offload.train.worker.setup import DatasetSetup, UserFunctions, WorkerSetup, first_pass
 
@@ -74,11 +77,11 @@ POLL_S = 2.0  # each answer takes CPU time from preprocessing
 POLL_BUSY_S = 0.5  # interval while the number of workers changes
 INTERRUPT_S = 0.25
 LOST_END_S = 8.0  # time for Ray's shutdown without its control process, which takes 7 s
-FITTING_END_S = 3.0  # time for the thread that waits for Ray Train, once its controller has ended
-PING_S = 30.0  # time for a node to answer, or for Ray to notice that it is gone
+WORKERS_END_S = 3.0  # time for the supervisor to end the workers
 FEED_THREADS = 8
 MOST_WORKERS = 1024
 MOST_RANKS_AT_ONCE = 64  # ranks that the hub answers at the same time
+GPU_TYPE_SHARE = 0.001  # as Ray asks for a type of GPU
 TOKEN_BYTES = 1 << 20  # reservation of a worker that needs no CPUs: Ray does not place a group without resources
 
 
@@ -126,8 +129,8 @@ class Run:
             on_gpus=self.worker.gpus > 0,
             callbacks=trainer.callbacks,
         )
-        self._failures, self._asked_at = 0, 0.0
-        self._pings: list[Any] = []
+        self._failures, self._silent_nodes = 0, frozenset[str]()
+        self._changed = threading.Event()  # the workers have: look at the news now
         self.streams = self._packed()
         self._carried = self._functions()
         self.job_env: dict[str, Any] = dict(ray.get_runtime_context().runtime_env)
@@ -162,22 +165,20 @@ class Run:
                 marker.put()
             # While actors exist, signals are only counted, so that none interrupts their cleanup.
             with handled() as interrupts, interrupts.shielded(patient=True):
-                result, stopped, answered = self._train(cores, name, storage, marker, interrupts)
+                stopped, answered = self._train(cores, name, storage, marker, interrupts)
         finally:
             if marker is not None:
                 marker.remove()
-        checkpoint = getattr(result, "checkpoint", None)
-        where = None if checkpoint is None else _address_of(checkpoint)
-        summary = self.log.finish("interrupted" if stopped else "finished", where)
+        summary = self.log.finish("interrupted" if stopped else "finished", newest_address(storage, name))
         if interrupts.presses > answered:  # while the run ended
             raise KeyboardInterrupt
         return summary
 
     def _train(
         self, cores: Cores, name: str, storage: Storage, marker: Marker | None, interrupts: Interrupts
-    ) -> tuple[Any, bool, int]:
-        """Start the run's actors, follow the run to its end, and end the actors. Return Ray Train's result, whether the run was stopped,
-        and how many signals that answered."""
+    ) -> tuple[bool, int]:
+        """Start the run's actors, follow the run to its end, and end the actors. Return whether the run was stopped, and how many signals
+        that answered."""
         threads = FEED_THREADS + 6 * min(self.fleet.bounds[1], MOST_RANKS_AT_ONCE)
 
         def start_hub(**named: str) -> Any:
@@ -194,59 +195,58 @@ class Run:
         keep_to_logs(run)
         hub = HubClient(actor)
         requests = NodeRequests(self.holdings)
+        groups = RayGroups(self._reservation(), title=worker_title(run), holdings=self.holdings)
+        supervisor = Supervisor(groups, hub, max_failures=self._max_failures, changed=self._changed.set)
         conductor = Conductor(
             self.fleet,
             self._first_actions,
-            hub=hub,
+            hub=_Ordered(hub, supervisor),
             requests=requests,
             tell=self.log.tell,
             free=free_resources,
             held=lambda: held().in_words,
         )
-        torch_trainer = self._torch_trainer(hub, run, name, storage, marker)
         watchers = Watchers(hub, self.log.tell)
-        outcome: list[Any] = []
-        fitting = threading.Thread(target=_fit, args=(torch_trainer, outcome), daemon=True)
+        training = supervisor.training
+        error: BaseException | None = None
         try:
             if not self.directory.resuming:
                 request = first_pass(self.split, deterministic=self.trainer.deterministic)
                 hub.start_ahead(request, TRAIN, self.fleet.next_nodes())
-            fitting.start()
-            stopped = self._watch(fitting, hub, interrupts, control, conductor, watchers)
+            supervisor.start(self.worker_main(self._carried, self._setup(hub, marker, storage, name)))
+            stopped = self._watch(training, hub, interrupts, control, conductor, watchers)
             answered = interrupts.presses if stopped else 0
-            if answered and not fitting.is_alive():
+            if answered and training.done():
                 interrupts.end_within(COMMITTED_END_S)
             hub.end_printing()
             self._read(hub)
             conductor.read(self.log.news)  # a change may have ended since the last look
-            result = outcome[0] if outcome else None
-        except ray.exceptions.RayError as error:
+            error = training.exception() if training.done() else None
+        except ray.exceptions.RayError as lost_hub:
             if (lost := control.lost()) is not None:
                 self._lost(lost)
-            # The hub died, for example because its host ran out of memory. An error of fit(), if any, explains more.
-            self._failed(outcome[0] if outcome and isinstance(outcome[0], BaseException) else error)
+            # The hub died, for example because its host ran out of memory. An error of the workers, if any, explains more.
+            self._failed((training.exception() if training.done() else None) or lost_hub)
         finally:
             if control.lost() is None:  # otherwise, Ray would not answer these calls
                 watchers.close()
-                torch_trainer.start_none()
+                supervisor.close(WORKERS_END_S)
                 conductor.close()
                 self.holdings.release()
                 self.holdings.drop()
                 fleet = conductor.fleet
                 leave({node: cores * fleet.core_cpus for node, cores in fleet.used.items()})
-                if fitting.is_alive():
-                    fitting.join(timeout=FITTING_END_S)
             else:
                 self.holdings.drop()
-        if isinstance(result, BaseException):
+        if error is not None:
             if (lost := control.lost()) is not None:
                 self._lost(lost)
-            self._failed(result)
-        return result, stopped, answered
+            self._failed(error)
+        return stopped, answered
 
-    def worker_main(self, functions: Carried, setup: WorkerSetup) -> Callable[[], None]:
+    def worker_main(self, functions: Carried, setup: WorkerSetup) -> Main:
         """The function that each worker runs. ``functions``: a :class:`UserFunctions`."""
-        return lambda: run_worker(functions, setup)
+        return partial(run_worker, functions, setup)
 
     @property
     def _requested_gpu_type(self) -> str | None:
@@ -320,7 +320,7 @@ class Run:
         cpus = float(requested.get("CPU", alone) if overrides.cpus_per_worker is None else overrides.cpus_per_worker)
         return WorkerResources(cpus=cpus, gpus=gpus, others=others)
 
-    def _setup(self, hub: HubClient, marker: Marker | None) -> WorkerSetup:
+    def _setup(self, hub: HubClient, marker: Marker | None, storage: Storage, name: str) -> WorkerSetup:
         trainer = self.trainer
         return WorkerSetup(
             hub=hub,
@@ -349,44 +349,28 @@ class Run:
             marker=marker,
         )
 
-    def _torch_trainer(
-        self, hub: HubClient, run: str, name: str, storage: Storage, marker: Marker | None
-    ) -> TorchTrainer:
-        config = self.trainer.scaling_config or ray.train.ScalingConfig()
-        per_worker: Any = config.resources_per_worker
-        resources: dict[str, float] = {**(per_worker or {}), "CPU": self.worker.cpus, "GPU": self.worker.gpus}
-        if not self.worker.gpus:
-            del resources["GPU"]
-        if not any(resources.values()):
+    def _reservation(self) -> Reservation:
+        """What each worker reserves."""
+        config: Any = self.trainer.scaling_config
+        per_worker = dict((config.resources_per_worker if config is not None else None) or {})
+        bundle = {**per_worker, "CPU": self.worker.cpus, "GPU": self.worker.gpus}
+        if self._requested_gpu_type:
+            bundle[f"{GPU_TYPE}{self._requested_gpu_type}"] = GPU_TYPE_SHARE
+        bundle = {name: float(amount) for name, amount in bundle.items() if amount}
+        return Reservation(
             # Not a share of a CPU: a task may need the whole one.
-            resources = {"memory": TOKEN_BYTES}
-        scaling = dataclasses.replace(
-            config, num_workers=self.placement.workers, use_gpu=self.worker.gpus > 0, resources_per_worker=resources
+            bundle=bundle or {"memory": TOKEN_BYTES},
+            strategy=getattr(config, "placement_strategy", None) or "PACK",
+            labels=dict(getattr(config, "label_selector", None) or {}),
+            runtime_env=self._worker_env(),
         )
-        checkpoints = self.trainer.checkpoints
-        run_config = dataclasses.replace(  # type: ignore[call-arg]  # typed as version 1's RunConfig
-            self.trainer.run_config or ray.train.RunConfig(),
-            name=name,
-            storage_path=storage.path,
-            storage_filesystem=storage.filesystem,
-            checkpoint_config=ray.train.CheckpointConfig(
-                num_to_keep=checkpoints.keep,
-                checkpoint_score_attribute=checkpoints.best,
-                checkpoint_score_order=checkpoints.mode,
-            ),
-            logging_config=ray.train.LoggingConfig(log_level="ERROR"),
-            worker_runtime_env=self._worker_env(),
-        )
-        return TorchTrainer(
-            self.worker_main(self._carried, self._setup(hub, marker)),
-            hub=hub,
-            run=run,
-            holdings=self.holdings,
-            controller_env=preload.runtime_env(self.job_env, also=preload.CONTROLLER),
-            beside_ray_data=not all(dataset.pooled for dataset in self.listed.values()),
-            scaling_config=scaling,
-            run_config=run_config,
-        )
+
+    @property
+    def _max_failures(self) -> int:
+        """How often an exception of the user's function may start the workers again."""
+        config: Any = self.trainer.run_config
+        failures = getattr(config, "failure_config", None)
+        return int(getattr(failures, "max_failures", 0) or 0)
 
     def _prices(self) -> dict[str, float]:
         """The known prices in dollars per hour, by instance type."""
@@ -470,7 +454,7 @@ class Run:
 
     def _watch(
         self,
-        fitting: threading.Thread,
+        training: Future[str],
         hub: HubClient,
         interrupts: Interrupts,
         control: ControlWatch,
@@ -483,30 +467,31 @@ class Run:
         """
         tuner = self._tuner()
         ends_with = nodes_to_end_with()
-        stop_asked = leaving = False
+        stop_asked = leaving = soon = False
         read_at = time.monotonic()
 
         def look() -> None:
             """Read the news and follow the cluster. Only this thread waits for Ray's answers."""
             nonlocal leaving
             self._read(hub)
-            if not self._answered(read_at):
-                return
             if not stop_asked:
                 # In this order: a drained node that ends in between would look like a new node.
                 draining, alive = draining_nodes(), self.cluster.left(alive_nodes())
+                silent = self._silent(alive)
+                alive = tuple(node for node in alive if node.node_id not in silent)
                 watchers.look([node for node in alive if node.node_id in conductor.fleet.in_use], draining)
                 leaving = not ends_with.isdisjoint(draining)
                 if leaving:
                     self.log.tell(RunLeaving(nodes=[n.name for n in alive if n.node_id in ends_with & draining]))
                     return
-                conductor.look(self.log.news, alive, draining)
+                conductor.look(self.log.news, alive, draining, silent)
                 if tuner is not None:
                     conductor.handle(*tuner.look(self.log.news, conductor.fleet, read_at))
 
         with SideThread() as aside:
-            while fitting.is_alive():
-                fitting.join(timeout=INTERRUPT_S)
+            while not training.done():
+                changed = self._changed.wait(INTERRUPT_S)
+                self._changed.clear()
                 if (lost := control.lost()) is not None:
                     self._lost(lost)
                 if interrupts.presses > 1:
@@ -518,12 +503,14 @@ class Run:
                     if interrupts.presses:
                         self.live.note("stopping: committing a checkpoint first (Ctrl-C again ends at once)")
                     conductor.handle(StopAsked())
+                soon = soon or changed
                 if aside.busy:
                     continue
                 aside.result()
                 if stop_asked and self._nothing_to_commit(conductor.fleet):
                     return True
-                if time.monotonic() - read_at >= (POLL_BUSY_S if conductor.fleet.busy else POLL_S):
+                if soon or time.monotonic() - read_at >= (POLL_BUSY_S if conductor.fleet.busy else POLL_S):
+                    soon = False
                     read_at = time.monotonic()
                     aside.start(look)
             while aside.busy and control.lost() is None:
@@ -538,15 +525,16 @@ class Run:
         none_follow = news.failures > fleet.failures_seen
         return none_follow or not (news.totals or news.past) or (not fleet.workers and not news.running)
 
-    def _answered(self, now_s: float) -> bool:
-        """Return whether the driver knows which nodes of dead workers are alive. Ray takes some seconds to find out. Until then, Ray would
-        wait for room on a dead node."""
+    def _silent(self, alive: Sequence[NodeResources]) -> frozenset[str]:
+        """Those of these nodes that do not answer. Ray takes half a minute to find out. Until then, it would let workers wait for room on
+        a dead node. Nodes are asked after a worker died, and again until they answer or Ray drops them."""
         news = self.log.news
+        asked = set(self._silent_nodes)
         if news.failures > self._failures:
-            self._failures, self._asked_at = news.failures, now_s
-            self._pings = [ping(node) for node in news.suspects]
-        answered, _ = ray.wait(self._pings, num_returns=len(self._pings), timeout=0) if self._pings else ([], [])
-        return len(answered) == len(self._pings) or now_s - self._asked_at > PING_S
+            self._failures = news.failures
+            asked.update(news.suspects)
+        self._silent_nodes = silent_nodes(asked & {node.node_id for node in alive})
+        return self._silent_nodes
 
     def _read(self, hub: HubClient) -> None:
         self.log.take(hub.read(self.log.news.cursor))
@@ -568,19 +556,13 @@ class Run:
         raise failure from None
 
 
-def _address_of(checkpoint: Any) -> str:
-    """The path of a checkpoint, with its scheme if it is not local."""
-    kind = str(checkpoint.filesystem.type_name)
-    if kind in ("s3", "gcs", "abfs", "hdfs"):
-        return f"{kind}://{checkpoint.path}"
-    of_fsspec = getattr(getattr(checkpoint.filesystem, "handler", None), "fs", None)
-    if of_fsspec is None or "file" in of_fsspec.protocol:
-        return str(checkpoint.path)
-    return str(of_fsspec.unstrip_protocol(checkpoint.path))
+class _Ordered:
+    """The hub and the supervisor, which both hear of every order."""
 
+    def __init__(self, hub: HubClient, supervisor: Supervisor) -> None:
+        self._hub, self._supervisor = hub, supervisor
+        self.reshape = hub.reshape
 
-def _fit(trainer: TorchTrainer, outcome: list[Any]) -> None:
-    try:
-        outcome.append(trainer.fit())
-    except BaseException as error:
-        outcome.append(error)
+    def publish(self, orders: Orders) -> None:
+        self._hub.publish(orders)  # first: workers that start ask the hub for the orders
+        self._supervisor.obey(orders)

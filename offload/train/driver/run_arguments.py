@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
-
-import ray.train
+from typing import TYPE_CHECKING, Any, Protocol
 
 from offload.pipeline.describe.pipeline import Pipeline
 from offload.train.callback import Callback
 from offload.train.config import Adaptation, BatchSize, Checkpoints, Cluster, Precision, WorkerOverrides
+
+if TYPE_CHECKING:  # a run needs no Ray Train
+    from ray.train import RunConfig, ScalingConfig
 
 
 class Arguments(Protocol):
@@ -27,7 +28,7 @@ class Arguments(Protocol):
     deterministic: bool
     hang_s: float
     train_loop_config: dict[str, Any]
-    scaling_config: ray.train.ScalingConfig | None
-    run_config: ray.train.RunConfig | None
+    scaling_config: ScalingConfig | None
+    run_config: RunConfig | None
     callbacks: tuple[Callback, ...]
     overrides: WorkerOverrides

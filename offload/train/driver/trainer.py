@@ -11,10 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
-
-import ray
-import ray.train
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from offload.errors import ConfigError, argument
 from offload.model.checks import (
@@ -56,6 +53,9 @@ from offload.train.driver.run import Run
 from offload.train.driver.torchrun import check_alone
 from offload.train.messages import TRAIN
 from offload.train.worker.context import Context
+
+if TYPE_CHECKING:  # a run needs no Ray Train
+    from ray.train import RunConfig, ScalingConfig
 
 NO_METRICS = "this Ray serves no metrics, so Prometheus finds none: start it again with ray[default] installed, or let the run start one"
 PATIENCE_S = 3.0  # time after which a listing shows its progress
@@ -140,8 +140,8 @@ class Trainer:
         hang_s: float = 1800.0,
         train_loop_config: Mapping[str, Any] | None = None,
         callbacks: Sequence[Callback] = (),
-        scaling_config: ray.train.ScalingConfig | None = None,
-        run_config: ray.train.RunConfig | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
         storage_path: str | None = None,
     ) -> None:
         self.train = check_callable("train", train, sane="a function of an offload.Context")
@@ -417,6 +417,11 @@ def _check_ray_trains(scaling_config: Any, run_config: Any) -> None:
             f"scaling_config: num_workers={scaling_config.num_workers} is not used. Pass workers={scaling_config.num_workers} to "
             "offload.Trainer."
         )
+    if isinstance(getattr(scaling_config, "label_selector", None), list):
+        raise ConfigError(
+            "scaling_config: label_selector holds a selector for each worker, and a run's workers may change: pass one selector for all, "
+            "such as label_selector={'market-type': 'on-demand'}."
+        )
     amounts = None if scaling_config is None else scaling_config.resources_per_worker
     if amounts is not None:
         name = "scaling_config: resources_per_worker"
@@ -436,12 +441,12 @@ def _check_nothing_was_committed(directory: RunDirectory, storage: Storage, name
         )
 
 
-def _unless_default(run_config: ray.train.RunConfig | None, field: str) -> str | None:
+def _unless_default(run_config: RunConfig | None, field: str) -> str | None:
     """The user's value; None if Ray filled in its default, a dated name or a folder in the home directory."""
     if run_config is None:
         return None
     value: str | None = getattr(run_config, field)
-    filled: str | None = getattr(ray.train.RunConfig(), field)
+    filled: str | None = getattr(type(run_config)(), field)
     dated = (
         value is not None and field == "name" and re.fullmatch(r"ray_train_run-\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", value)
     )

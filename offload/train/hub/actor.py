@@ -1,7 +1,7 @@
 """The hub, the run's only actor beside the driver. It feeds the workers and receives their reports. One actor does both, since each
 further process takes some seconds to start.
 
-This module imports neither torch nor Ray Train: on a host with few cores, the hub starts beside the workers, which import both.
+This module does not import torch: on a host with few cores, the hub starts beside the workers, which do.
 """
 
 from __future__ import annotations
@@ -127,7 +127,6 @@ class Hub(FeedListener):
 
     # For the workers.
     push = _by_board(Board.push)
-    ready_to_end = _by_board(Board.ready_to_end)
     out_of_memory = _by_board(Board.out_of_memory)
     open = _by_feed(Feed.open)
     next_slices = _by_feed(Feed.next_slices)
@@ -136,11 +135,8 @@ class Hub(FeedListener):
     sender = _by_feed(Feed.sender)
     leave = _by_feed(Feed.leave)
 
-    # For Ray Train's controller.
-    workers_to_start = _by_board(Board.workers_to_start)
-    workers_to_replace_with = _by_board(Board.workers_to_replace_with)
+    # For the supervisor of the workers.
     worker_failed = _by_board(Board.worker_failed)
-    nodes_to_avoid = _by_board(Board.nodes_to_avoid)
 
     def __init__(self, streams: dict[str, FeedDataset], cores: Cores, nodes: int, run_dir: Path) -> None:
         take_turns()
@@ -166,9 +162,9 @@ class Hub(FeedListener):
         """What the files of the run directory hold from these offsets on, for views on other hosts."""
         return self._tails(offsets)
 
-    def begin_group(self) -> GroupStart:
-        """Start a worker group; drop the passes of the previous group."""
-        start = self.board.begin_group()
+    def begin_group(self, attempt: int) -> GroupStart:
+        """Start the worker group of this attempt; drop the passes of the previous group."""
+        start = self.board.begin_group(attempt)
         self.feed.begin(start.attempt)
         return start
 

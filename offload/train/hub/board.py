@@ -1,15 +1,13 @@
 """The part of the hub to which workers report and which the driver reads.
 
-Workers push measurements and events, and get the driver's newest orders in return. Ray Train's controller asks the board how many
-workers to start. Where it stops: the board decides nothing.
+Workers push measurements and events, and get the driver's newest orders in return. Where it stops: the board decides nothing.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 
 from offload.adapt.failures import failures_per_s
 from offload.measure.steps import Totals
@@ -95,36 +93,18 @@ class _WorkerFailures:
         """The nodes on which workers failed repeatedly."""
         return tuple(node for node, times in self._failed_at.items() if len(times) >= FAILURES)
 
-    def add(self, reports: _Reports, ranks: Sequence[int]) -> bool:
-        """Note that these ranks died. Without ranks, one died, and nobody knows which. Return whether to try again."""
+    def add(self, reports: _Reports, nodes: Collection[str], suspects: Collection[str]) -> bool:
+        """Note that processes died on these ``nodes``, and that these ``suspects`` should show a sign of life. Return whether to try
+        again."""
         self.count += 1
         now = time.monotonic()
-        died_on = {reports.node_of[rank] for rank in ranks if rank in reports.node_of}
-        # Ranks that only noticed a death are asked for a sign of life, but none of their nodes is blamed.
-        self.suspects = tuple(died_on if ranks else reports.worker_nodes)
-        for node in died_on:
+        self.suspects = tuple(suspects)
+        for node in nodes:
             recent = [failed_at for failed_at in self._failed_at.get(node, []) if now - failed_at < FORGET_S]
             self._failed_at[node] = [*recent, now]
         self._fruitless = 0 if reports.step > self._furthest_step else self._fruitless + 1
         self._furthest_step = max(self._furthest_step, reports.step)
         return self._fruitless < FRUITLESS
-
-
-@dataclass
-class _Attempts:
-    """The numbers of the newest worker groups in each state. Groups count from 1.
-
-    Args:
-        begun: the newest group that has started.
-        committed: the newest that has committed and waits for its end.
-        handed_over: the newest for which Ray Train was told how many workers replace it.
-        failed: the newest of which a worker died.
-    """
-
-    begun: int = 0
-    committed: int = 0
-    handed_over: int = 0
-    failed: int = 0
 
 
 class Board:
@@ -137,11 +117,11 @@ class Board:
 
     def __init__(self, supply: Callable[[], Supply] = Supply, *, nodes: int = 1) -> None:
         self._supply = supply
-        self._changed = threading.Condition(threading.Lock())  # guards all below; tells of orders and of groups' ends
+        self._lock = threading.Lock()  # guards all below
         self._events = _EventQueue()
         self._reports = _Reports()
         self._failures = _WorkerFailures(nodes)
-        self._attempts = _Attempts()
+        self._begun = self._failed = 0  # the newest group that has started, and the newest of which a worker died
         self._orders = Orders()
         self._running = False
         self._most_local: int | None = None
@@ -150,15 +130,14 @@ class Board:
 
     def publish(self, orders: Orders) -> None:
         """Make these the current orders, unless newer ones have arrived: Ray does not keep the order of calls."""
-        with self._changed:
+        with self._lock:
             if orders.serial > self._orders.serial:
                 self._orders = orders
-                self._changed.notify_all()
 
     def read(self, cursor: int) -> News:
         """The news since ``cursor``. The events before it are forgotten: its only reader has them, and a long run has many."""
         supply = self._supply()
-        with self._changed:
+        with self._lock:
             reports = self._reports
             next_cursor, events = self._events.since(cursor)
             return News(
@@ -171,7 +150,7 @@ class Board:
                 metrics=dict(reports.metrics),
                 events=events,
                 group=reports.group,
-                attempts=self._attempts.begun,
+                attempts=self._begun,
                 rates=supply.rates,
                 cores=supply.cores,
                 running=self._running,
@@ -187,19 +166,19 @@ class Board:
 
     def note(self, event: RunEvent) -> None:
         """Add an event that no worker reports."""
-        with self._changed:
+        with self._lock:
             self._events.waiting.append(event.reported(time.time(), HUB))
 
     # -- the workers -----------------------------------------------------------------------------------------------
 
-    def begin_group(self) -> GroupStart:
-        """Start a worker group; its totals begin at zero."""
-        with self._changed:
+    def begin_group(self, attempt: int) -> GroupStart:
+        """Start the worker group of this attempt; its totals begin at zero."""
+        with self._lock:
             self._reports.begin_group()
             self._running = False
-            self._attempts.begun += 1
+            self._begun = attempt
             return GroupStart(
-                attempt=self._attempts.begun,
+                attempt=attempt,
                 orders=self._orders,
                 failures_per_s=self._failures.per_s,
                 most_local=self._most_local,
@@ -207,24 +186,18 @@ class Board:
 
     def push(self, push: Push) -> Orders:
         """Record a rank's report; return the newest orders."""
-        with self._changed:
+        with self._lock:
             self._reports.add(push)
             if push.rank == 0:
-                # After a death, the others report until Ray Train ends them, but never train again.
-                self._running = push.group.workers > 0 and self._attempts.begun > self._attempts.failed
+                # After a death, the others report until they are ended, but never train again.
+                self._running = push.group.workers > 0 and self._begun > self._failed
             self._events.waiting.extend(push.events)
             return self._orders
-
-    def ready_to_end(self, attempt: int) -> None:
-        """Note rank 0's report that all ranks of its group have committed and wait for their end."""
-        with self._changed:
-            self._attempts.committed = attempt
-            self._changed.notify_all()
 
     def out_of_memory(self, rank: int, split: BatchSplit) -> bool:
         """Halve the limit of local batches: one did not fit into the device's memory. Return False if the limit cannot be halved
         further."""
-        with self._changed:
+        with self._lock:
             # Several ranks may report the same batch: the limit is half of what did not fit, not half of the last limit.
             most = min(split.local_batch_size // 2, self._most_local or split.local_batch_size)
             if most < 1:
@@ -239,47 +212,15 @@ class Board:
             self._most_local = most
             return True
 
-    # -- Ray Train's controller ------------------------------------------------------------------------------------
+    # -- the supervisor of the workers -----------------------------------------------------------------------------
 
-    def workers_to_start(self, timeout_s: float) -> int:
-        """The number of workers to start; 0 for none now. After a failure, the driver first looks at the remaining nodes."""
-        with self._changed:
-            self._changed.wait_for(self._may_start, timeout_s)
-            return self._orders.workers if self._may_start() else 0
-
-    def _may_start(self) -> bool:
-        return self._orders.workers > 0 and self._orders.failures_seen >= self._failures.count
-
-    def workers_to_replace_with(self, timeout_s: float) -> int:
-        """The number of workers that replace the present ones, once these are ready to end.
-
-        It is 0 if they are not ready in time, or if no orders end them. Each group gets one answer: Ray Train may ask again before the
-        next workers have begun.
-        """
-        with self._changed:
-            if self._orders.end_of(self._attempts.begun) != "resize":
-                return 0
-            self._changed.wait_for(self._may_be_replaced, timeout_s)
-            if not self._may_be_replaced():
-                return 0
-            self._attempts.handed_over = self._attempts.begun
-            return self._orders.workers
-
-    def _may_be_replaced(self) -> bool:
-        attempts = self._attempts
-        ready = self._orders.without_commit or attempts.committed == attempts.begun
-        return ready and self._orders.workers > 0 and attempts.handed_over < attempts.begun
-
-    def worker_failed(self, reason: str, ranks: Sequence[int] = ()) -> bool:
-        """Note that processes of these ranks died. Without ranks, one died, and only its peers have noticed so far.
+    def worker_failed(self, reason: str, nodes: Collection[str], suspects: Collection[str]) -> bool:
+        """Note that processes of the group died on these ``nodes``; none if only their peers have noticed so far. ``suspects``: the
+        nodes that should show a sign of life before workers start there again.
 
         Return whether to try again; False after several attempts in a row without progress.
         """
         self.note(WorkerLost(reason=reason))
-        with self._changed:
-            self._running, self._attempts.failed = False, self._attempts.begun
-            return self._failures.add(self._reports, ranks)
-
-    def nodes_to_avoid(self) -> tuple[str, ...]:
-        """The nodes that should hold no worker."""
-        return self._orders.avoid
+        with self._lock:
+            self._running, self._failed = False, self._begun
+            return self._failures.add(self._reports, nodes, suspects)

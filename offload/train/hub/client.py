@@ -1,4 +1,4 @@
-"""The client of the hub for the driver, the workers and Ray Train's controller."""
+"""The client of the hub for the driver and the workers."""
 
 from __future__ import annotations
 
@@ -72,17 +72,13 @@ class HubClient:
 
     # -- the workers -----------------------------------------------------------------------------------------------
 
-    def begin_group(self) -> GroupStart:
+    def begin_group(self, attempt: int) -> GroupStart:
         """See :meth:`Hub.begin_group`."""
-        return self._ask(Hub.begin_group)
+        return self._ask(Hub.begin_group, attempt)
 
     def push(self, push: Push) -> Orders:
         """See :meth:`Board.push`."""
         return self._ask(Hub.push, push)
-
-    def ready_to_end(self, attempt: int) -> None:
-        """See :meth:`Board.ready_to_end`."""
-        self._ask(Hub.ready_to_end, attempt)
 
     def out_of_memory(self, rank: int, split: BatchSplit) -> bool:
         """See :meth:`Board.out_of_memory`."""
@@ -118,23 +114,11 @@ class HubClient:
         """See :meth:`Feed.leave`. Does not wait."""
         self._start(Hub.leave, key, rank)
 
-    # -- Ray Train's controller ------------------------------------------------------------------------------------
+    # -- the supervisor of the workers -----------------------------------------------------------------------------
 
-    def workers_to_start(self, timeout_s: float) -> int:
-        """See :meth:`Board.workers_to_start`."""
-        return self._ask(Hub.workers_to_start, timeout_s)
-
-    def workers_to_replace_with(self, timeout_s: float) -> int:
-        """See :meth:`Board.workers_to_replace_with`."""
-        return self._ask(Hub.workers_to_replace_with, timeout_s)
-
-    def worker_failed(self, reason: str, ranks: Sequence[int] = ()) -> bool:
+    def worker_failed(self, reason: str, nodes: Sequence[str], suspects: Sequence[str]) -> bool:
         """See :meth:`Board.worker_failed`."""
-        return self._ask(Hub.worker_failed, reason, ranks)
-
-    def nodes_to_avoid(self) -> tuple[str, ...]:
-        """See :meth:`Board.nodes_to_avoid`."""
-        return self._ask(Hub.nodes_to_avoid)
+        return self._ask(Hub.worker_failed, reason, nodes, suspects)
 
     # -- how a call travels ----------------------------------------------------------------------------------------
 

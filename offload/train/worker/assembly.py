@@ -26,7 +26,7 @@ from offload.train.worker.steps.stepping import Stepper
 def training_loop(setup: WorkerSetup, place: RankPlace) -> TrainingLoop:
     """The loop of the worker at this place, which has read the run's newest checkpoint. All ranks must call it."""
     rank, workers, device = place.rank, place.world_size, place.device
-    start: GroupStart = place.talk.broadcast(setup.hub.begin_group() if rank == 0 else None, 0)
+    start: GroupStart = place.talk.broadcast(setup.hub.begin_group(place.attempt) if rank == 0 else None, 0)
     watchdog = Watchdog(setup.hang_s)
     reporter = Reporter(setup.hub, rank, start, watchdog, node=place.node, interval_s=place.report_every_s)
     meter = StepMeter(CudaClock(torch) if device.type == "cuda" else StepClock())
@@ -61,7 +61,6 @@ def training_loop(setup: WorkerSetup, place: RankPlace) -> TrainingLoop:
     ends = Ends(
         setup,
         place,
-        attempt=start.attempt,
         state=state,
         reporter=reporter,
         watchdog=watchdog,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 
-from offload.errors import RunError
 from offload.model.batch_split import BatchSplit
 from offload.report.events.decisions import ReadyToResize
 from offload.report.events.training import StoppedEarly
@@ -27,7 +26,11 @@ WAIT_S = 0.2
 
 
 class StopRun(BaseException):
-    """Unwinds the user's function after the last commit of a run that was asked to stop."""
+    """Unwinds the user's function after the last commit of a group that was ordered to end. ``end``: for good, or for another group."""
+
+    def __init__(self, end: End = "stop") -> None:
+        super().__init__(end)
+        self.end = end
 
 
 class Ends:
@@ -35,7 +38,6 @@ class Ends:
 
     Args:
         setup, place: the driver's settings, and this rank's place in the group.
-        attempt: the number of the worker group.
         state: the training state, with the progress towards the goal.
         reporter: brings the driver's orders.
         watchdog: hears of every wait.
@@ -48,14 +50,13 @@ class Ends:
         setup: WorkerSetup,
         place: RankPlace,
         *,
-        attempt: int,
         state: TrainingState,
         reporter: Reporter,
         watchdog: Watchdog,
         committer: Committer,
         scaling: BatchScaling | None,
     ) -> None:
-        self._setup, self._place, self._attempt = setup, place, attempt
+        self._setup, self._place = setup, place
         self._state, self._reporter, self._watchdog = state, reporter, watchdog
         self._committer, self._scaling = committer, scaling
         self._goal = Goal(epochs=1)
@@ -171,34 +172,12 @@ class Ends:
     def obey(self, end: End) -> None:
         """Commit and end if the driver ordered it: for good, or until a group with another number of workers starts.
 
-        Raises StopRun for good. A resize ends this process from outside; RunError is raised if that does not happen in time.
+        Raises StopRun if so.
         """
         if not end:
             return
         if self._state.uncommitted or not self._state.settled:
             self._committer.commit(end)
-        if end == "stop":
-            raise StopRun
-        if self._place.rank == 0:
+        if end == "resize" and self._place.rank == 0:
             self._reporter.event(ReadyToResize(step=self._state.progress.step))
-            self._reporter.flush()
-            self._setup.hub.ready_to_end(self._attempt)
-        self._await_end_of_process()
-        raise RunError(
-            f"Ray Train did not start the new number of workers within {RESIZE_DEADLINE_S:.0f} s. The same command "
-            "resumes from the checkpoint."
-        )
-
-    def _await_end_of_process(self) -> None:
-        """Wait until Ray Train ends this process. Raises StopRun if the driver stops the run; returns after a deadline."""
-        until = time.monotonic() + RESIZE_DEADLINE_S
-        with self._watchdog.waiting():
-            while True:
-                orders = self._reporter.orders
-                if orders.stop:
-                    raise StopRun
-                if not orders.workers:  # nothing fits at present: the run waits for nodes, however long that takes
-                    until = time.monotonic() + RESIZE_DEADLINE_S
-                elif time.monotonic() >= until:
-                    return
-                self._place.sleep(WAIT_S)
+        raise StopRun(end)

@@ -1,4 +1,4 @@
-"""The process of a worker: run the user's function with its context, among the ranks that Ray Train has started."""
+"""The process of a worker: run the user's function with its context."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ import traceback
 from collections.abc import Iterable
 from typing import Any
 
-import ray
-import ray.train
-import ray.train.torch
 import torch
 import torch.distributed as dist
-from ray import cloudpickle
 
 from offload.errors import RunError, find_offload_error
 from offload.model.checks import shown
 from offload.pipeline.program.pickling import Carried
 from offload.process import forks
+from offload.train.group.group import Outcome
+from offload.train.group.in_worker import Member, travelling
 from offload.train.worker.assembly import training_loop
 from offload.train.worker.context import Context
 from offload.train.worker.ends import StopRun
@@ -31,27 +29,16 @@ from offload.train.worker.steps.joining import Distributed
 from offload.uncaught import LIBRARIES, of_program
 
 
-class RestatedError(Exception):
-    """An exception of the user's function that cannot travel to the driver: its type's ``name`` and its ``text``."""
-
-    def __init__(self, name: str, text: str) -> None:
-        super().__init__(name, text)
-        self.name, self.text = name, text
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.text}"
-
-
-def place_of(setup: WorkerSetup) -> RankPlace:
-    """This process's place in the worker group. All ranks must call it: they connect here."""
-    world_size = ray.train.get_context().get_world_size()
-    several = world_size > 1
+def place_of(setup: WorkerSetup, member: Member) -> RankPlace:
+    """This process's place in the run. All ranks must call it: they connect here."""
+    several = member.world_size > 1
     peers = {name: DistPeers() if several else NoPeers() for name in sorted(setup.datasets)}
     return RankPlace(
-        rank=ray.train.get_context().get_world_rank(),
-        world_size=world_size,
-        device=ray.train.torch.get_device(),
-        node=ray.get_runtime_context().get_node_id(),
+        attempt=member.attempt,
+        rank=member.rank,
+        world_size=member.world_size,
+        device=torch.device(member.device),
+        node=member.node,
         talk=DistPeers() if several else NoPeers(),
         peers=peers,
         checkpoints=RayCheckpointer(),
@@ -70,16 +57,16 @@ def _share(tensors: Iterable[torch.Tensor]) -> None:
                 own.copy_(dense)
 
 
-def run_worker(carried: Carried, setup: WorkerSetup) -> None:
+def run_worker(carried: Carried, setup: WorkerSetup, member: Member) -> Outcome:
     """Run the user's function with its context on this worker. ``carried``: :class:`UserFunctions`."""
     if setup.marker is not None:
         setup.marker.check()
     setup.folder.enter()
     functions: UserFunctions = carried.opened()
     setup = setup.joined(functions)
-    seed_at_start(setup.seed, ray.train.get_context().get_world_rank())
+    seed_at_start(setup.seed, member.rank)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    loop = training_loop(setup, place_of(setup))
+    loop = training_loop(setup, place_of(setup, member))
     context = Context(loop)
     try:
         with printing_to_driver(loop.reporter):
@@ -88,10 +75,11 @@ def run_worker(carried: Carried, setup: WorkerSetup) -> None:
     except torch.OutOfMemoryError as error:
         loop.out_of_memory(error)
         raise
-    except StopRun:
-        pass
+    except StopRun as ordered:
+        return "replaced" if ordered.end == "resize" else "stopped"
     finally:
         loop.finish()
+    return "finished"
 
 
 def run_user_function(user_function: Any, context: Context) -> None:
@@ -103,7 +91,7 @@ def run_user_function(user_function: Any, context: Context) -> None:
     except (SystemExit, KeyboardInterrupt) as error:
         raise RunError(_exit_of(user_function, error, context.rank)) from error
     except Exception as error:
-        reported = error if _travels(error) else RestatedError(type(error).__name__, str(error))
+        reported = travelling(error)
         if find_offload_error(error) is None:
             reported.add_note(_where(error, context.rank))
         if reported is error:
@@ -116,19 +104,6 @@ def _where(error: Exception, rank: int) -> str:
     frames = traceback.extract_tb(of_program(error.__traceback__))
     own = [frame for frame in frames if not any(part in frame.filename for part in LIBRARIES)]
     return f"On rank {rank}:\n" + "".join(traceback.format_list(own or frames)).rstrip()
-
-
-def _travels(error: Exception) -> bool:
-    """Return whether an exception arrives where it is sent. If it does not, Ray Train takes its worker for dead, and starts it again and
-    again.
-
-    Many do not: those with an open file, and those whose ``__init__`` takes other arguments than the message, such as torch.compile's.
-    """
-    try:
-        cloudpickle.loads(cloudpickle.dumps(error))  # type: ignore[no-untyped-call]
-    except Exception:  # pickling runs the user's code
-        return False
-    return True
 
 
 def _exit_of(user_function: Any, error: BaseException, rank: int) -> str:

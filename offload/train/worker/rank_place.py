@@ -21,6 +21,7 @@ class RankPlace:
     """A worker's place in its group, and its connections to the outside.
 
     Args:
+        attempt: the number of the group within the run, from 1.
         rank, world_size: the rank of this worker, and the number of workers.
         device: the device of the model and the batches.
         node: the id of this worker's node.
@@ -36,6 +37,7 @@ class RankPlace:
 
     rank: int
     world_size: int
+    attempt: int = 1
     device: torch.device
     node: str
     talk: Talk

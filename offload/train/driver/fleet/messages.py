@@ -22,6 +22,7 @@ class ClusterSeen:
         now_s: the time, in seconds.
         nodes: the nodes that are alive, without the resources that other programs hold.
         leaving: ids of nodes that are alive but will soon be gone.
+        silent: ids of nodes that do not answer, although Ray does not count them as dead yet. ``nodes`` lacks them.
         whole: the same nodes with the resources that other programs hold. Matters while the run starts.
         held: the resources that other programs hold, in words. Matters while the run starts.
         by_us: whether this program itself, outside the run, holds all of these. Matters while the run starts.
@@ -30,6 +31,7 @@ class ClusterSeen:
     now_s: float
     nodes: Sequence[NodeResources]
     leaving: frozenset[str] = frozenset()
+    silent: tuple[str, ...] = ()
     whole: Sequence[NodeResources] = ()
     held: str = ""
     by_us: bool = False

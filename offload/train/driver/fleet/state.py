@@ -140,6 +140,7 @@ class Fleet:
         speeds: the relative speed of each node's cores, by node id.
         usd_per_core: dollars per hour of a core on a node that only preprocesses, as last known.
         failing: ids of nodes on which workers failed repeatedly.
+        silent: ids of nodes that do not answer, although Ray does not count them as dead yet.
         process_bytes: the largest memory measured in a preprocessing process.
         group: the newest worker group.
         request: the request to the cluster.
@@ -164,6 +165,7 @@ class Fleet:
     speeds: Mapping[str, float] = field(default_factory=dict)
     usd_per_core: float | None = None
     failing: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
     process_bytes: int = 0
     group: GroupState = field(default_factory=GroupState)
     request: Request = field(default_factory=Request)
@@ -246,7 +248,7 @@ def orders_of(fleet: Fleet) -> Orders:
     return Orders(
         serial=fleet.published.serial,
         workers=fleet.workers,
-        avoid=fleet.nodes.without_workers,
+        avoid=(*fleet.nodes.without_workers, *fleet.silent),
         ends_group=fleet.ends_group,
         without_commit=fleet.without_commit,
         stop=fleet.stop,

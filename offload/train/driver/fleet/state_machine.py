@@ -1,7 +1,7 @@
 """The transitions of the state machine, ``step(state, event) -> (state, actions)``.
 
 A change of the workers has four parts, none of which waits: preprocessing leaves the cores that the next workers take
-(:class:`MakingRoom`), the workers commit and end, Ray Train starts the next group (:class:`Committing`), and preprocessing takes the
+(:class:`MakingRoom`), the workers commit and end, the next group starts (:class:`Committing`), and preprocessing takes the
 remaining cores (:class:`Steady`). Nodes that leave or join meanwhile redirect the change; they never begin a second one.
 """
 
@@ -330,7 +330,7 @@ class _Turn:
             process_bytes=fleet.process_bytes,
         )
         self.do(*events)
-        self._set(now_s=event.now_s, nodes=nodes, failures_seen=fleet.group.failures)
+        self._set(now_s=event.now_s, nodes=nodes, silent=event.silent, failures_seen=fleet.group.failures)
         if change is not None:
             self._follow(change)
         if not self.fleet.busy and not event.leaving.isdisjoint(self.fleet.group.nodes):
