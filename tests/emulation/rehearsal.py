@@ -1,6 +1,6 @@
 """A rehearsal of a run in threads, with nodes and workers that die, leave and join as a seeded random generator decides.
 
-Everything that decides and counts is real: the driver's state machine and its conductor, the hub's board and feed, the workers' loop
+Everything that decides and counts is real: the driver's state machine, its conductor and its supervisor, the hub's board and feed, the workers' loop
 with its stepper, agreement, state and checkpoint files. Only processes, Ray and its transport are stand-ins
 (:mod:`tests.emulation.in_threads`), so that a schedule takes about a second and tests can try many. Tests on a real cluster cover the
 effects of real processes.
@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +25,7 @@ from typing import Any, Literal
 import ray
 import torch
 
+from offload.errors import RunError
 from offload.model.batch_split import BatchSplit
 from offload.model.placement import Bundle, NodeResources, WorkerResources
 from offload.pipeline.feed.datasets import Cores, FeedDataset
@@ -35,6 +36,10 @@ from offload.train.driver.fleet.messages import ClusterSeen, Learned, ResizeDeci
 from offload.train.driver.fleet.room import Terms
 from offload.train.driver.fleet.state import Fleet, Starting
 from offload.train.driver.fleet.state_machine import step
+from offload.train.driver.supervisor import Supervisor
+from offload.train.group import group as group_events
+from offload.train.group.group import Ended, GroupEvent, Joining, Plan
+from offload.train.group.in_worker import Main, Member, Report
 from offload.train.messages import TRAIN
 from offload.train.worker.assembly import training_loop
 from offload.train.worker.context import Context
@@ -124,6 +129,10 @@ class Rehearsal:
             return what
 
 
+def _unused(member: Member) -> str:
+    raise AssertionError("the threads of a rehearsal have their own function")
+
+
 class _NoRequests:
     """A cluster that does not grow by itself."""
 
@@ -152,8 +161,15 @@ class _Job:
         cores = Cores(nodes=tuple(fleet.used.elements()), task_cpus=fleet.core_cpus, stores=stores)
         self.hub = LocalHub({TRAIN: stream}, cores)
         self.client = LocalClient(self.hub, lambda: self.ended is not None)
+        self.supervisor = Supervisor(self, self.hub)
         self.conductor = Conductor(
-            fleet, actions, hub=self.client, requests=_NoRequests(), tell=lambda kind, **values: None, free=dict
+            fleet,
+            actions,
+            hub=self.client,
+            obey=self.supervisor.obey,
+            requests=_NoRequests(),
+            tell=lambda kind, **values: None,
+            free=dict,
         )
         self.setup = WorkerSetup(
             hub=self.client,
@@ -176,34 +192,23 @@ class _Job:
         )
 
     def run(self) -> End:
-        """Act as the driver and Ray Train's controller until the job ends."""
+        """Act as the driver until the job ends."""
         driver = threading.Thread(target=self._drive, daemon=True)
         driver.start()
-        group: _Group | None = None
-        until = time.monotonic() + DEADLINE_S
-        while self.ended is None:
-            if time.monotonic() > until:
-                self.ended = "hung"
-            elif group is None:
-                wanted = self.hub.workers_to_start(0.05)
-                group = _Group(self, wanted) if wanted else None
-            elif group.done:
-                if group.end is not None:
-                    self.ended = group.end
-                elif not self.hub.worker_failed("died", group.dead):
-                    self.ended = "hung"
-                group = None
-            elif replacement := self.hub.workers_to_replace_with(0.01):
-                group.kill()
-                self.rehearsal.happened["replaced"] += 1
-                group = _Group(self, replacement)
-            else:
-                time.sleep(LOOK_S)
+        self.supervisor.start(_unused)
+        try:
+            outcome = self.supervisor.training.result(DEADLINE_S)
+            self.ended = self.ended or ("finished" if outcome == "finished" else "stopped")
+        except (TimeoutError, RunError):
+            self.ended = "hung"
         driver.join()
-        if group is not None:
-            group.kill()
+        self.supervisor.close(DEADLINE_S)
         self.hub.nodes.close()
         return self.ended
+
+    def start(self, main: Main, plan: Plan, tell: Callable[[GroupEvent], None]) -> _Group:
+        """Start a group of workers, as its supervisor wants."""
+        return _Group(self, plan, tell)
 
     def _drive(self) -> None:
         with contextlib.suppress(ray.exceptions.RayError):  # the job was killed meanwhile
@@ -217,9 +222,12 @@ class _Job:
         """Disturb the run while this rank is between two steps. Raises Died if that kills the rank."""
         name = self.rehearsal.random.choice(NODES)
         if what in ("kill", "job"):
-            group.dead.append(rank)
-            self.ended = "killed" if what == "job" else self.ended
             group.kill()  # at once: a killed process closes nothing in order
+            if what == "job":
+                self.ended = "killed"
+                self.supervisor.close(0.0)
+            else:
+                group.tell(group_events.Died(attempt=group.plan.attempt, rank=rank, reason="died"))
             raise Died
         if what == "stop":
             self.conductor.handle(StopAsked())
@@ -249,28 +257,28 @@ class _Job:
 class _Group:
     """One worker group: a thread for each rank."""
 
-    def __init__(self, job: _Job, workers: int) -> None:
-        self.job, self.workers = job, workers
-        self.end: End | None = None
-        self.dead: list[int] = []
+    def __init__(self, job: _Job, plan: Plan, tell: Callable[[GroupEvent], None]) -> None:
+        self.job, self.plan, self.tell, self.workers = job, plan, tell, plan.workers
         self._killed = False
         nodes = job.conductor.fleet.next_nodes()
-        self._nodes = [nodes[rank % len(nodes)] for rank in range(workers)]
+        self._nodes = tuple(nodes[rank % len(nodes)] for rank in range(self.workers))
         self._book = Book()
-        self._ranks = [
-            Ranks(workers) for _ in range(3)
-        ]  # ranks of training threads, of batch-cutting threads, of checkpoints
-        self._threads = [threading.Thread(target=self._work, args=(rank,), daemon=True) for rank in range(workers)]
-        for thread in self._threads:
-            thread.start()
+        # Ranks of training threads, of batch-cutting threads, of checkpoints.
+        self._ranks = [Ranks(self.workers) for _ in range(3)]
+        tell(Joining(attempt=plan.attempt, nodes=self._nodes))
+        for rank in range(self.workers):
+            threading.Thread(target=self._work, args=(rank,), daemon=True).start()
 
-    @property
-    def done(self) -> bool:
-        """Whether all ranks have ended. Threads of killed ranks may linger, without effect on others."""
-        return self._killed or not any(thread.is_alive() for thread in self._threads)
+    def how_ended(self, rank: int) -> str | None:
+        """See :class:`offload.train.group.group.Group`."""
+        return None
+
+    def end(self) -> None:
+        """See :class:`offload.train.group.group.Group`."""
+        self.kill()
 
     def kill(self) -> None:
-        """End all ranks wherever they are."""
+        """End all ranks wherever they are. Threads of killed ranks may linger, without effect on others."""
         self._killed = True
         for ranks in self._ranks:
             ranks.abort()
@@ -278,14 +286,20 @@ class _Group:
     def _work(self, rank: int) -> None:
         client = LocalClient(self.job.hub, lambda: self._killed or self.job.ended is not None)
         try:
-            self._train(rank, client)
-        except Exception:  # killed, or another rank was
-            self.kill()
+            outcome = self._train(rank, client)
+        except Exception as error:  # killed, or another rank was
+            if not self._killed:
+                self.kill()
+                self.tell(group_events.Died(attempt=self.plan.attempt, rank=rank, reason=repr(error)))
+        else:
+            self.job.rehearsal.happened["replaced"] += outcome == "replaced" and rank == 0
+            self.tell(Ended(attempt=self.plan.attempt, rank=rank, report=Report(outcome=outcome)))
 
-    def _train(self, rank: int, client: LocalClient) -> None:
+    def _train(self, rank: int, client: LocalClient) -> str:
         job, (talk, batches, reports) = self.job, self._ranks
         several = self.workers > 1
         place = RankPlace(
+            attempt=self.plan.attempt,
             rank=rank,
             world_size=self.workers,
             device=CPU,
@@ -303,11 +317,11 @@ class _Group:
         try:
             self._user_function(Context(loop), rank)
             loop.commit_rest()
-            end: End = "finished"
-        except StopRun:
-            end = "stopped"
+            outcome = "finished"
+        except StopRun as ordered:
+            outcome = "replaced" if ordered.end == "resize" else "stopped"
         loop.finish()
-        self.end = end
+        return outcome
 
     def _user_function(self, ctx: Context, rank: int) -> None:
         """The training function, as a user writes it."""

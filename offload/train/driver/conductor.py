@@ -117,6 +117,7 @@ class Conductor:
         fleet: the first state.
         first: the first actions.
         hub: the hub of the run.
+        obey: hears the orders, too: the supervisor of the workers.
         requests: the requests to the cluster for nodes.
         tell: writes an event.
         free: returns the free amount of each resource, by node id.
@@ -130,6 +131,7 @@ class Conductor:
         first: Sequence[Action],
         *,
         hub: HubPort,
+        obey: Callable[[Orders], None] = lambda orders: None,
         requests: RequestPort,
         tell: Callable[[RunEvent], None],
         free: Callable[[], Mapping[str, Mapping[str, float]]],
@@ -137,7 +139,7 @@ class Conductor:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.fleet = fleet
-        self._hub, self._requests, self._tell, self._now = hub, requests, tell, now
+        self._hub, self._obey, self._requests, self._tell, self._now = hub, obey, requests, tell, now
         self._free, self._held = free, held
         self._lock = threading.RLock()
         self._making_room: tuple[int, Pending[bool]] | None = None
@@ -185,7 +187,8 @@ class Conductor:
         for action in actions:
             match action:
                 case Publish():
-                    self._hub.publish(action.orders)
+                    self._hub.publish(action.orders)  # first: workers that start ask the hub
+                    self._obey(action.orders)
                 case Reshape():
                     self._reshape(action)
                 case Ask():

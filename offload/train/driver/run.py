@@ -69,7 +69,7 @@ from offload.train.group.ray_group import RayGroups, Reservation
 from offload.train.hub.actor import Hub
 from offload.train.hub.client import HubClient
 from offload.train.hub.run_names import named_hub
-from offload.train.messages import TRAIN, Orders
+from offload.train.messages import TRAIN
 from offload.train.worker.process import run_worker
 from offload.train.worker.setup import DatasetSetup, UserFunctions, WorkerSetup, first_pass
 
@@ -200,7 +200,8 @@ class Run:
         conductor = Conductor(
             self.fleet,
             self._first_actions,
-            hub=_Ordered(hub, supervisor),
+            hub=hub,
+            obey=supervisor.obey,
             requests=requests,
             tell=self.log.tell,
             free=free_resources,
@@ -554,15 +555,3 @@ class Run:
         failure = describe_failure(error, "training failed", where)
         self.log.finish("failed", None, error=str(failure))
         raise failure from None
-
-
-class _Ordered:
-    """The hub and the supervisor, which both hear of every order."""
-
-    def __init__(self, hub: HubClient, supervisor: Supervisor) -> None:
-        self._hub, self._supervisor = hub, supervisor
-        self.reshape = hub.reshape
-
-    def publish(self, orders: Orders) -> None:
-        self._hub.publish(orders)  # first: workers that start ask the hub for the orders
-        self._supervisor.obey(orders)
