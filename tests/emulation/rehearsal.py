@@ -1,7 +1,7 @@
 """A rehearsal of a run in threads, with nodes and workers that die, leave and join as a seeded random generator decides.
 
-Everything that decides and counts is real: the driver's state machine, its conductor and its supervisor, the hub's board and feed, the workers' loop
-with its stepper, agreement, state and checkpoint files. Only processes, Ray and its transport are stand-ins
+Everything that decides and counts is real: the driver's state machine, its conductor and its supervisor, the hub's board and feed, the
+workers' loop with its stepper, agreement, state and checkpoint files. Only processes, Ray and its transport are stand-ins
 (:mod:`tests.emulation.in_threads`), so that a schedule takes about a second and tests can try many. Tests on a real cluster cover the
 effects of real processes.
 

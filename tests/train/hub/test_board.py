@@ -1,4 +1,4 @@
-"""What the hub passes on between the driver, the workers and Ray Train."""
+"""What the hub passes on between the driver and the workers."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def test_orders_that_arrive_behind_newer_ones_are_dropped() -> None:
     board = Board()
     board.publish(Orders(serial=2, workers=2))
     board.publish(Orders(serial=1, workers=1))
-    assert board.workers_to_start(0.0) == 2
+    assert board.begin_group(1).orders.workers == 2
 
 
 def test_what_did_not_fit_into_memory_bounds_every_group_that_starts_later() -> None:
     board = Board()
     assert board.out_of_memory(1, TWO)
     board.publish(Orders(serial=1, split=TWO))
-    assert board.begin_group().most_local == board.read(0).most_local == 32
+    assert board.begin_group(1).most_local == board.read(0).most_local == 32
     assert not board.out_of_memory(0, BatchSplit(workers=2, local_batch_size=1, accum_steps=0))
 
 
@@ -59,67 +59,39 @@ def test_events_are_kept_until_the_driver_has_read_them() -> None:
     assert steps_of(board.read(second.cursor)) == [4]
 
 
-def test_workers_are_replaced_once_they_are_ready_and_once_only() -> None:
-    board = Board()
-    assert board.begin_group().attempt == 1
-    board.publish(Orders(serial=1, workers=2, ends_group=1))
-    assert board.workers_to_replace_with(0.0) == 0
-    board.ready_to_end(1)
-    assert board.workers_to_replace_with(0.0) == 2
-    assert board.workers_to_replace_with(0.0) == 0  # the two were started, but have not begun yet
-    assert board.begin_group().attempt == 2
-    board.publish(Orders(serial=2, workers=0, ends_group=2))  # nothing fits at present
-    board.ready_to_end(2)
-    assert board.workers_to_replace_with(0.0) == 0
-    board.publish(Orders(serial=3, workers=1, ends_group=2))
-    assert board.workers_to_replace_with(0.0) == 1
-
-
-def test_workers_that_cannot_commit_any_more_are_replaced_at_once() -> None:
-    board = Board()
-    board.begin_group()
-    board.publish(Orders(serial=1, workers=1, ends_group=1, without_commit=True))
-    assert board.workers_to_replace_with(0.0) == 1
-
-
-def test_after_a_failure_no_group_starts_before_the_driver_has_looked_at_what_is_left() -> None:
-    board = Board()
-    board.publish(Orders(serial=1, workers=2))
-    assert board.worker_failed("died", (0,))
-    assert board.workers_to_start(0.0) == 0
-    board.publish(Orders(serial=2, workers=1, failures_seen=1))
-    assert board.workers_to_start(0.0) == 1
-
-
 def test_a_group_of_which_a_worker_died_does_not_train_though_the_others_go_on_reporting() -> None:
     board = Board()
     alive = Push(rank=0, totals=Totals(), epoch=0, step=1, samples=0, group=GroupStatus(workers=2))
-    for _ in range(2):
-        board.begin_group()
+    for attempt in (1, 2):
+        board.begin_group(attempt)
         board.push(alive)
         assert board.read(0).running
-        board.worker_failed("died", (1,))
+        board.worker_failed("died", ("a",), ("a",))
         board.push(alive)
         assert not board.read(0).running
 
 
 def test_a_node_that_fails_repeatedly_is_told() -> None:
     board = Board()
-    for _ in range(2):
-        for rank, node in enumerate(("good", "bad")):
-            board.push(Push(rank=rank, totals=Totals(), epoch=0, step=0, samples=0, node=node))
+    for attempt in (1, 2):
         assert board.read(0).failing == ()
-        board.worker_failed("died", (1,))
-        board.begin_group()
+        board.begin_group(attempt)
+        board.worker_failed("died", ("bad",), ("bad",))
     assert board.read(0).failing == ("bad",)
 
 
 def test_who_only_noticed_that_a_worker_died_is_asked_for_a_sign_of_life_and_not_blamed() -> None:
     board = Board()
-    for _ in range(3):
-        for rank, node in enumerate(("noticed", "died")):
-            board.push(Push(rank=rank, totals=Totals(), epoch=0, step=0, samples=0, node=node))
-        board.worker_failed("connection closed by peer")
+    for attempt in (1, 2, 3):
+        board.begin_group(attempt)
+        board.worker_failed("connection closed by peer", (), ("noticed", "died"))
         assert set(board.read(0).suspects) == {"noticed", "died"}
-        board.begin_group()
     assert board.read(0).failing == ()
+
+
+def test_after_several_failures_without_a_step_nobody_tries_again() -> None:
+    board = Board()
+    board.push(Push(rank=0, totals=Totals(), epoch=0, step=1, samples=0))
+    assert [board.worker_failed("died", (), ()) for _ in range(4)] == [True, True, True, False]
+    board.push(Push(rank=0, totals=Totals(), epoch=0, step=2, samples=0))
+    assert board.worker_failed("died", (), ())
