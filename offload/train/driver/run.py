@@ -6,6 +6,7 @@ Where it stops: :mod:`offload.train.driver.trainer` checks the arguments, and :m
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -32,7 +33,8 @@ from offload.report.events.membership import RunLeaving
 from offload.report.events.training import RunStarted
 from offload.report.run_dir import RunDirectory
 from offload.report.terminal.live_line import LiveLine
-from offload.train.checkpoints.storage import Marker, Storage
+from offload.train.checkpoints.run_folder import RunFolder
+from offload.train.checkpoints.storage import Marker, Storage, in_time, reason_of
 from offload.train.cluster.connection import (
     INSTANCE_TYPE,
     ConnectedCluster,
@@ -162,22 +164,20 @@ class Run:
                 marker.put()
             # While actors exist, signals are only counted, so that none interrupts their cleanup.
             with handled() as interrupts, interrupts.shielded(patient=True):
-                result, stopped, answered = self._train(cores, name, storage, marker, interrupts)
+                stopped, answered = self._train(cores, name, storage, marker, interrupts)
         finally:
             if marker is not None:
                 marker.remove()
-        checkpoint = getattr(result, "checkpoint", None)
-        where = None if checkpoint is None else _address_of(checkpoint)
-        summary = self.log.finish("interrupted" if stopped else "finished", where)
+        summary = self.log.finish("interrupted" if stopped else "finished", self._newest(RunFolder(storage, name)))
         if interrupts.presses > answered:  # while the run ended
             raise KeyboardInterrupt
         return summary
 
     def _train(
         self, cores: Cores, name: str, storage: Storage, marker: Marker | None, interrupts: Interrupts
-    ) -> tuple[Any, bool, int]:
-        """Start the run's actors, follow the run to its end, and end the actors. Return Ray Train's result, whether the run was stopped,
-        and how many signals that answered."""
+    ) -> tuple[bool, int]:
+        """Start the run's actors, follow the run to its end, and end the actors. Return whether the run was stopped, and how many signals
+        that answered."""
         threads = FEED_THREADS + 6 * min(self.fleet.bounds[1], MOST_RANKS_AT_ONCE)
 
         def start_hub(**named: str) -> Any:
@@ -203,7 +203,10 @@ class Run:
             free=free_resources,
             held=lambda: held().in_words,
         )
-        torch_trainer = self._torch_trainer(hub, run, name, storage, marker)
+        # Ray Train keeps no checkpoints, and wants a place for them all the same. Its controller runs on this node.
+        rays_own = tempfile.TemporaryDirectory(prefix="offload-", ignore_cleanup_errors=True)
+        setup = self._setup(hub, name, storage, marker)
+        torch_trainer = self._torch_trainer(hub, run, setup, rays_own.name)
         watchers = Watchers(hub, self.log.tell)
         outcome: list[Any] = []
         fitting = threading.Thread(target=_fit, args=(torch_trainer, outcome), daemon=True)
@@ -238,11 +241,21 @@ class Run:
                     fitting.join(timeout=FITTING_END_S)
             else:
                 self.holdings.drop()
+            rays_own.cleanup()
         if isinstance(result, BaseException):
             if (lost := control.lost()) is not None:
                 self._lost(lost)
             self._failed(result)
-        return result, stopped, answered
+        return stopped, answered
+
+    def _newest(self, folder: RunFolder) -> str | None:
+        """The address of the newest checkpoint; None if there is none."""
+        try:
+            names = in_time(folder.whole, folder.path)
+        except Exception as error:  # training has ended well; fsspec's file systems pass on their clients' own errors
+            self.live.note(f"the checkpoints in {folder.path} could not be listed: {reason_of(error)}")
+            return None
+        return folder.address_of(names[-1]) if names else None
 
     def worker_main(self, functions: Carried, setup: WorkerSetup) -> Callable[[], None]:
         """The function that each worker runs. ``functions``: a :class:`UserFunctions`."""
@@ -320,7 +333,7 @@ class Run:
         cpus = float(requested.get("CPU", alone) if overrides.cpus_per_worker is None else overrides.cpus_per_worker)
         return WorkerResources(cpus=cpus, gpus=gpus, others=others)
 
-    def _setup(self, hub: HubClient, marker: Marker | None) -> WorkerSetup:
+    def _setup(self, hub: HubClient, name: str, storage: Storage, marker: Marker | None) -> WorkerSetup:
         trainer = self.trainer
         return WorkerSetup(
             hub=hub,
@@ -341,6 +354,8 @@ class Run:
             },
             source=self.listed[TRAIN].identity,
             checkpoints=trainer.checkpoints,
+            storage=storage,
+            name=name,
             precision=trainer.precision,
             seed=trainer.seed,
             hang_s=trainer.hang_s,
@@ -349,9 +364,8 @@ class Run:
             marker=marker,
         )
 
-    def _torch_trainer(
-        self, hub: HubClient, run: str, name: str, storage: Storage, marker: Marker | None
-    ) -> TorchTrainer:
+    def _torch_trainer(self, hub: HubClient, run: str, setup: WorkerSetup, rays_own: str) -> TorchTrainer:
+        """Ray Train's trainer. ``rays_own``: a folder for what it writes itself."""
         config = self.trainer.scaling_config or ray.train.ScalingConfig()
         per_worker: Any = config.resources_per_worker
         resources: dict[str, float] = {**(per_worker or {}), "CPU": self.worker.cpus, "GPU": self.worker.gpus}
@@ -363,22 +377,16 @@ class Run:
         scaling = dataclasses.replace(
             config, num_workers=self.placement.workers, use_gpu=self.worker.gpus > 0, resources_per_worker=resources
         )
-        checkpoints = self.trainer.checkpoints
         run_config = dataclasses.replace(  # type: ignore[call-arg]  # typed as version 1's RunConfig
             self.trainer.run_config or ray.train.RunConfig(),
-            name=name,
-            storage_path=storage.path,
-            storage_filesystem=storage.filesystem,
-            checkpoint_config=ray.train.CheckpointConfig(
-                num_to_keep=checkpoints.keep,
-                checkpoint_score_attribute=checkpoints.best,
-                checkpoint_score_order=checkpoints.mode,
-            ),
+            name="ray_train",
+            storage_path=rays_own,
+            storage_filesystem=None,
             logging_config=ray.train.LoggingConfig(log_level="ERROR"),
             worker_runtime_env=self._worker_env(),
         )
         return TorchTrainer(
-            self.worker_main(self._carried, self._setup(hub, marker)),
+            self.worker_main(self._carried, setup),
             hub=hub,
             run=run,
             holdings=self.holdings,
@@ -566,17 +574,6 @@ class Run:
         failure = describe_failure(error, "training failed", where)
         self.log.finish("failed", None, error=str(failure))
         raise failure from None
-
-
-def _address_of(checkpoint: Any) -> str:
-    """The path of a checkpoint, with its scheme if it is not local."""
-    kind = str(checkpoint.filesystem.type_name)
-    if kind in ("s3", "gcs", "abfs", "hdfs"):
-        return f"{kind}://{checkpoint.path}"
-    of_fsspec = getattr(getattr(checkpoint.filesystem, "handler", None), "fs", None)
-    if of_fsspec is None or "file" in of_fsspec.protocol:
-        return str(checkpoint.path)
-    return str(of_fsspec.unstrip_protocol(checkpoint.path))
 
 
 def _fit(trainer: TorchTrainer, outcome: list[Any]) -> None:

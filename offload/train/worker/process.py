@@ -24,7 +24,7 @@ from offload.train.worker.ends import StopRun
 from offload.train.worker.links.peers import DistPeers, NoPeers
 from offload.train.worker.links.printing import printing_to_driver
 from offload.train.worker.rank_place import RankPlace
-from offload.train.worker.saving.checkpointer import RayCheckpointer
+from offload.train.worker.saving.checkpointer import FolderCheckpointer
 from offload.train.worker.saving.training_state import seed_at_start
 from offload.train.worker.setup import UserFunctions, WorkerSetup
 from offload.train.worker.steps.joining import Distributed
@@ -47,14 +47,15 @@ def place_of(setup: WorkerSetup) -> RankPlace:
     world_size = ray.train.get_context().get_world_size()
     several = world_size > 1
     peers = {name: DistPeers() if several else NoPeers() for name in sorted(setup.datasets)}
+    talk = DistPeers() if several else NoPeers()
     return RankPlace(
         rank=ray.train.get_context().get_world_rank(),
         world_size=world_size,
         device=ray.train.torch.get_device(),
         node=ray.get_runtime_context().get_node_id(),
-        talk=DistPeers() if several else NoPeers(),
+        talk=talk,
         peers=peers,
-        checkpoints=RayCheckpointer(),
+        checkpoints=FolderCheckpointer(setup.storage, setup.name, setup.checkpoints, talk),
         join=Distributed(),
         share=_share,
     )
