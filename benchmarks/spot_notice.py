@@ -5,10 +5,9 @@
 Two emulated hosts have one core and one worker each. The second is a spot node. Its metadata service, an emulated one that speaks IMDSv2
 over HTTP, gives notice once the example trains. AWS leaves two minutes; the goal is a checkpoint within 20 s.
 
-All times count from the notice. `checkpoint_s`: the checkpoint is written. `listed_s`: Ray Train, which looks every two seconds, lists it
-for restarts. `left_s`: no part of the run is on the node any more, so that Ray ends the node. `going_on_s`: the first step without the
-node. Then the hosts end. Nothing is lost or repeated if the run resumed from what the workers recorded, no sample comes twice in a pass,
-and no step was made twice.
+All times count from the notice. `checkpoint_s`: the checkpoint is written. `left_s`: no part of the run is on the node any more, so that
+Ray ends the node. `going_on_s`: the first step without the node. Then the hosts end. Nothing is lost or repeated if the run resumed from
+what the workers recorded, no sample comes twice in a pass, and no step was made twice.
 """
 
 import json
@@ -30,8 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this 
 
 from benchmarks.side_by_side import ENVIRONMENT, ROOT, SHM_BYTES, cores, machine, versions
 from offload.demo_data import make_demo_data
-from offload.report.run_dir import CHECKPOINTS, read_lines
-from offload.train.checkpoints.ray_list import SNAPSHOT
+from offload.report.run_dir import read_lines
 from tests.emulation import Host, HostProcess, Hosts, HostSpec
 from tests.emulation.history import each_pass, read_history
 from tests.emulation.metadata_service import MetadataService
@@ -45,7 +43,7 @@ EXAMPLES = {
     "vit_blur": ["--uint8", "--samples", "20000", "--batch-size", "16", "--depth", "1"],
     "image_classification": ["DATA", "--model", "resnet10t", "--pixels", "64", "--epochs", "1000"],
 }
-MEDIANS = ("noticed_s", "checkpoint_s", "listed_s", "left_s", "going_on_s")
+MEDIANS = ("noticed_s", "checkpoint_s", "left_s", "going_on_s")
 
 say = Console(stderr=True, highlight=False).print
 
@@ -114,23 +112,11 @@ def _one(example: str, arguments: list[str]) -> dict[str, Any]:
 def _notice(spot: Host, service: MetadataService, folder: Path, job: HostProcess) -> dict[str, float]:
     """Give notice once the run has settled. Return when it did what, in seconds from the notice."""
 
-    listed: dict[int, float] = {}  # when Ray Train's list first held the checkpoint of a step
-
-    def look_at_list() -> None:
-        path = folder / "run" / CHECKPOINTS / SNAPSHOT
-        try:
-            results = json.loads(path.read_text())["checkpoint_results"]
-        except (FileNotFoundError, ValueError):  # it does not exist yet, or is being written
-            return
-        for each in results:
-            listed.setdefault(each["metrics"]["step"], path.stat().st_mtime)
-
     def wait_for(what: Callable[[], float | None], deadline_s: float) -> float:
         until = time.monotonic() + deadline_s
         while (found := what()) is None:
             if job.poll() is not None or time.monotonic() > until:
                 raise click.ClickException(f"the run ended or hung:\n{(folder / 'output').read_text()[-3000:]}")
-            look_at_list()
             time.sleep(LOOK_S)
         return found
 
@@ -158,7 +144,6 @@ def _notice(spot: Host, service: MetadataService, folder: Path, job: HostProcess
     ats = {
         "noticed_s": told_at,
         "checkpoint_s": wait_for(event("checkpoint", step=step), NOTICE_S),
-        "listed_s": listed[step],
         "left_s": left_at,
         "going_on_s": going_on_at,
     }

@@ -1,14 +1,12 @@
-"""Stand-ins for the processes of a run, for rehearsals in threads: preprocessing nodes, ranks, the hub's client, checkpoints."""
+"""Stand-ins for the processes of a run, for rehearsals in threads: preprocessing nodes, ranks, the hub's client."""
 
 from __future__ import annotations
 
 import itertools
-import tempfile
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,13 +20,11 @@ from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.feed.feed import Feed
 from offload.pipeline.feed.passes import PassKey, Reach, Slice
 from offload.pipeline.pool.task import Assignment, Block, Cost, TaskSource
-from offload.train.checkpoints import format as checkpoints
 from offload.train.hub.actor import Hub
 from offload.train.hub.board import Board
 from offload.train.hub.client import HubClient
 from offload.train.worker.data.feed_client import HubFeed
 from offload.train.worker.links.peers import INTERNAL, check_agreed
-from offload.train.worker.saving.checkpointer import CheckpointContent
 
 CORE_SECONDS = 0.2  # the reported cost of a sample: it makes small tasks and many blocks
 TASK_S = 0.0005
@@ -253,54 +249,6 @@ class Peer:
 
     def sum(self, values: Sequence[float], what: str) -> list[float]:
         return [float(sum(of_ranks)) for of_ranks in zip(*self.gather_objects(list(values), what), strict=True)]
-
-
-# -- checkpoints -------------------------------------------------------------------------------------------------------
-
-
-class Folder:
-    """A checkpoint in a folder."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def read(self) -> tuple[dict[str, Any], checkpoints.Training]:
-        return checkpoints.load(self._path)
-
-
-class Shelf:
-    """A run's checkpoints, oldest first. They outlive all its processes."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._numbers = path, itertools.count()
-        self.folders: list[Folder] = []
-
-    def put(self, content: CheckpointContent) -> None:
-        """Store one."""
-        path = Path(tempfile.mkdtemp(prefix=f"{next(self._numbers)}-", dir=self._path))
-        checkpoints.save(path, *content)
-        self.folders.append(Folder(path))
-
-
-class LocalCheckpointer:
-    """One rank's end of a shelf. As with Ray Train, training goes on once all ranks have reported."""
-
-    storing = False
-
-    def __init__(self, shelf: Shelf, ranks: Ranks, rank: int) -> None:
-        self._shelf, self._ranks, self._rank = shelf, ranks, rank
-
-    def newest(self) -> Folder | None:
-        return self._shelf.folders[-1] if self._shelf.folders else None
-
-    def before(self, newest: Folder) -> list[Folder]:
-        return [folder for folder in reversed(self._shelf.folders) if folder is not newest]
-
-    def keep(self, metrics: Mapping[str, Any], content: CheckpointContent | None, *, wait: bool) -> None:
-        self._ranks.gather(self._rank, None)
-        if content is not None:
-            self._shelf.put(content)
-        self._ranks.gather(self._rank, None)
 
 
 # -- learned samples ---------------------------------------------------------------------------------------------------

@@ -30,6 +30,9 @@ from offload.model.batch_split import BatchSplit
 from offload.model.placement import Bundle, NodeResources, WorkerResources
 from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.sources.from_torch import list_torch_dataset
+from offload.train.checkpoints import format as checkpoints
+from offload.train.checkpoints.run_folder import RunFolder
+from offload.train.checkpoints.storage import Storage
 from offload.train.config import Adaptation, BatchSize, Checkpoints
 from offload.train.driver.conductor import Conductor
 from offload.train.driver.fleet.messages import ClusterSeen, Learned, ResizeDecided, SplitDecided, StopAsked
@@ -46,18 +49,17 @@ from offload.train.worker.context import Context
 from offload.train.worker.ends import StopRun
 from offload.train.worker.links.peers import NoPeers
 from offload.train.worker.rank_place import RankPlace
+from offload.train.worker.saving.checkpointer import FolderCheckpointer
 from offload.train.worker.setup import DatasetSetup, WorkerSetup
 from tests.emulation.in_threads import (
     Book,
     Bookkeeper,
     Died,
-    LocalCheckpointer,
     LocalClient,
     LocalFeed,
     LocalHub,
     Peer,
     Ranks,
-    Shelf,
     Unjoined,
 )
 
@@ -66,6 +68,7 @@ STORE_BYTES = 1e6
 LOOK_S = 0.01
 MOST_WORKERS = 4
 WORKER = WorkerResources(cpus=1)
+RUN = "run"
 NODES = ("node 0", "node 1", "node 2")
 CPU = torch.device("cpu")
 End = Literal["finished", "stopped", "killed", "hung"]
@@ -106,14 +109,15 @@ class Rehearsal:
     def go(self) -> Outcome:
         """Play the schedule. At its end every pass is complete, or the run is broken."""
         with tempfile.TemporaryDirectory(prefix="offload-rehearsal-") as folder:
-            shelf = Shelf(Path(folder))
+            storage = Storage(path=folder)
             end: End = "killed"
             while end in ("stopped", "killed"):  # the same command resumes
-                end = _Job(self, shelf).run()
+                end = _Job(self, storage).run()
                 self.happened[end] += 1
             passes: dict[int, Counter[int]] = {}
-            if shelf.folders:
-                _, training = shelf.folders[-1].read()
+            run = RunFolder(storage, RUN)
+            if names := run.whole():
+                _, training = checkpoints.load(Path(run.path_of(names[-1])))
                 for epoch, sample in training.optimizers[0]["learned"].tolist():
                     passes.setdefault(epoch, Counter())[sample] += 1
         return Outcome(self.samples, passes, self.happened, end == "hung")
@@ -144,8 +148,8 @@ class _NoRequests:
 class _Job:
     """One start of the command, until it finishes or its driver ends."""
 
-    def __init__(self, rehearsal: Rehearsal, shelf: Shelf) -> None:
-        self.rehearsal, self.shelf = rehearsal, shelf
+    def __init__(self, rehearsal: Rehearsal, storage: Storage) -> None:
+        self.rehearsal = rehearsal
         self.lives = dict.fromkeys(NODES, 0)  # the number of starts of each node
         self.leaving: set[str] = set()
         self.ended: End | None = None
@@ -178,6 +182,8 @@ class _Job:
             adaptation=Adaptation(),
             datasets={TRAIN: DatasetSetup(samples=rehearsal.samples, resumable=True, ordered=False)},
             checkpoints=Checkpoints(every_s=0.03),
+            storage=storage,
+            name=RUN,
             precision="fp32",
             seed=rehearsal.seed,
             hang_s=DEADLINE_S,
@@ -298,6 +304,7 @@ class _Group:
     def _train(self, rank: int, client: LocalClient) -> str:
         job, (talk, batches, reports) = self.job, self._ranks
         several = self.workers > 1
+        setup = job.setup
         place = RankPlace(
             attempt=self.plan.attempt,
             rank=rank,
@@ -306,14 +313,14 @@ class _Group:
             node=self._nodes[rank],
             talk=Peer(talk, rank) if several else NoPeers(),
             peers={TRAIN: Peer(batches, rank) if several else NoPeers()},
-            checkpoints=LocalCheckpointer(job.shelf, reports, rank),
+            checkpoints=FolderCheckpointer(setup.storage, setup.name, setup.checkpoints, Peer(reports, rank)),
             join=Unjoined(),
             share=lambda tensors: None,
             feed=LocalFeed,
             sleep=self._sleep,
             report_every_s=0.02,
         )
-        loop = training_loop(dataclasses.replace(job.setup, hub=client), place)
+        loop = training_loop(dataclasses.replace(setup, hub=client), place)
         try:
             self._user_function(Context(loop), rank)
             loop.commit_rest()

@@ -24,7 +24,8 @@ from ray.cluster_utils import Cluster
 
 import offload
 from offload.report.run_dir import CHECKPOINTS, read_lines
-from offload.train.checkpoints.ray_list import SNAPSHOT
+from offload.train.checkpoints.run_folder import RunFolder
+from offload.train.checkpoints.storage import Storage
 from offload.train.cluster.ray_processes import minimal_agents
 from tests.emulation.history import each_pass, log_batch, read_history
 from tests.emulation.metadata_service import MetadataService
@@ -143,8 +144,8 @@ def main(scenario: str, folder: Path) -> None:
             else:
                 service.give_notice()
             if scenario == "replaced":
-                # Until Ray Train has listed the checkpoint, up to two seconds after it is written, it is none.
-                wait_for((folder / "run" / CHECKPOINTS / SNAPSHOT).exists, ended)
+                kept = RunFolder(Storage(path=str(folder / "run")), CHECKPOINTS)
+                wait_for(lambda: bool(kept.whole()), ended)
                 cluster.remove_node(node, allow_graceful=False)  # it is taken back
                 wait_for(lambda: happened("worker_lost"), ended)
                 cluster.add_node(**common)

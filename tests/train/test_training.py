@@ -23,11 +23,11 @@ import offload
 from offload.pipeline.order.ranges import Ranges
 from offload.pipeline.order.shuffling import epoch_permutation
 from offload.report.run_dir import read_lines
-from offload.train.checkpoints import format as checkpoint
 from offload.train.checkpoints.format import MODEL_FILE, Progress, Training
+from offload.train.checkpoints.storage import Storage
 from offload.train.messages import Orders
 from offload.train.worker.links.peers import NoPeers
-from offload.train.worker.saving.checkpointer import RayCheckpointer
+from offload.train.worker.saving.checkpointer import FolderCheckpointer
 from offload.train.worker.saving.training_state import TrainingState
 from tests.emulation.numbers import Line
 from tests.helpers import write_jpegs
@@ -501,13 +501,13 @@ def test_checkpoints_within_an_epoch_lie_between_global_batches_and_change_nothi
     assert_weights(newest, reference_gradient_descent(steps))
 
 
-def test_an_epoch_whose_data_changed_meanwhile_starts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_whose_data_changed_meanwhile_starts_again(tmp_path: Path) -> None:
     progress = Progress(epoch=3, trained=Ranges(((0, 5),)), step=7, samples=70)
-    checkpoint.save(tmp_path, {}, Training(progress=progress, seed=1, samples=10).to_state())
-    monkeypatch.setattr(ray.train, "get_checkpoint", lambda: ray.train.Checkpoint(str(tmp_path)))
+    kept = FolderCheckpointer(Storage(path=str(tmp_path)), "run", offload.Checkpoints(), NoPeers())
+    kept.keep({}, ({}, Training(progress=progress, seed=1, samples=10).to_state()), wait=True)
 
     def resumed(seed: int, samples: int | None) -> TrainingState:
-        made = TrainingState(NoPeers(), RayCheckpointer(), seed=seed, samples=samples, scaler=None, resumable=True)
+        made = TrainingState(NoPeers(), kept, seed=seed, samples=samples, scaler=None, resumable=True)
         made.load()
         assert (made.progress.epoch, made.progress.step) == (3, 7)
         return made

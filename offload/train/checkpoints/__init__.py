@@ -1,1 +1,1 @@
-"""The format of checkpoints, their storage, and Ray Train's list of them."""
+"""The format of checkpoints, their storage, the folder of a run, and which of its checkpoints stay."""

@@ -1,8 +1,8 @@
 """The format of a checkpoint, written and read.
 
-A checkpoint is a folder with three files. ``model.pt`` is the model's plain ``state_dict``, which loads without offload.
-``training.pt`` holds everything else that a resume needs. Both load under ``weights_only=True``. ``checksums.json`` reveals truncated
-or changed files.
+A checkpoint is a folder with four files. ``model.pt`` is the model's plain ``state_dict``, which loads without offload.
+``training.pt`` holds everything else that a resume needs. Both load under ``weights_only=True``. ``metrics.json`` describes the model,
+for those who choose between checkpoints. ``checksums.json`` reveals truncated or changed files.
 """
 
 from __future__ import annotations
@@ -26,10 +26,8 @@ from offload.adapt.observe import Seen
 from offload.errors import RunError, argument
 from offload.pipeline.order.ranges import Ranges
 from offload.train.checkpoints.plain import from_plain
-from offload.train.checkpoints.storage import CHECKSUMS_FILE
+from offload.train.checkpoints.storage import CHECKSUMS_FILE, METRICS_FILE, MODEL_FILE, TRAINING_FILE
 
-MODEL_FILE = "model.pt"
-TRAINING_FILE = "training.pt"
 SCHEMA = "offload.checkpoint/1"
 CHUNK_BYTES = 1 << 24
 
@@ -171,9 +169,11 @@ class Training:
         )
 
 
-def save(folder: Path, model: Mapping[str, Any], training: Mapping[str, Any]) -> None:
+def save(
+    folder: Path, model: Mapping[str, Any], training: Mapping[str, Any], metrics: Mapping[str, float] | None = None
+) -> None:
     """Write all files: a model's state and :meth:`Training.to_state`, both as plain data
-    (:func:`offload.train.checkpoints.plain.to_plain`).
+    (:func:`offload.train.checkpoints.plain.to_plain`), and the metrics that describe the model.
 
     Raises OSError for a full or read-only disk.
     """
@@ -182,7 +182,10 @@ def save(folder: Path, model: Mapping[str, Any], training: Mapping[str, Any]) ->
         torch.save(training, folder / TRAINING_FILE)
     except RuntimeError as error:  # torch's zip writer hides the operating system's error
         raise OSError(f"cannot write {folder}: {error}") from error
-    sums = {name: checksum(folder / name) for name in (MODEL_FILE, TRAINING_FILE)}
+    # JSON has no infinity: a metric without a finite value is null.
+    finite = {name: value if math.isfinite(value) else None for name, value in (metrics or {}).items()}
+    (folder / METRICS_FILE).write_text(json.dumps(finite))
+    sums = {name: checksum(folder / name) for name in (MODEL_FILE, TRAINING_FILE, METRICS_FILE)}
     (folder / CHECKSUMS_FILE).write_text(json.dumps(sums))
 
 

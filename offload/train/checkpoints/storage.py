@@ -25,15 +25,18 @@ _ONE_SLASH = re.compile(r"(s3|gs|gcs|hdfs|abfs|abfss):/(?!/)")
 _Answer = TypeVar("_Answer")
 
 # The files of a checkpoint. They are defined here, since a search for complete checkpoints must not load torch.
+MODEL_FILE = "model.pt"
+TRAINING_FILE = "training.pt"
+METRICS_FILE = "metrics.json"
 CHECKSUMS_FILE = "checksums.json"
 
-# What Ray Train's entries in a run's folder begin with; anything else belongs to the user.
-_RAY_TRAINS = ("checkpoint_", ".validate_storage_marker")
+# What a run's entries in its folder begin with; anything else belongs to the user. Ray Train wrote the second one in earlier versions.
+_RUNS_OWN = ("checkpoint_", ".validate_storage_marker")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Storage:
-    """A path for Ray Train, and its file system if the path alone does not name it."""
+    """The path of a storage, and its file system if the path alone does not name it."""
 
     path: str
     filesystem: Any = None
@@ -58,7 +61,7 @@ def storage_of(storage_path: str | None, filesystem: Any, run_dir: Path) -> Stor
             ) from None
     fs, root = open_filesystem(storage_path, filesystem)
     if filesystem is None and not isinstance(fs, pafs.PyFileSystem):
-        return Storage(path=escaped(storage_path))  # Ray opens it by its scheme
+        return Storage(path=escaped(storage_path))  # its scheme names it
     return Storage(path=root, filesystem=fs)
 
 
@@ -173,7 +176,7 @@ def holds_checkpoints(storage: Storage, name: str, *, resuming: bool, overwrite:
         return False
     fs, root = open_filesystem(storage.path, storage.filesystem)
     entries = fs.get_file_info(pafs.FileSelector(f"{root.rstrip('/')}/{name}", allow_not_found=True))
-    foreign = sorted(info.base_name for info in entries if not info.base_name.startswith(_RAY_TRAINS))
+    foreign = sorted(info.base_name for info in entries if not info.base_name.startswith(_RUNS_OWN))
     if foreign:
         raise ConfigError(
             f"{storage.path}/{name} is where the checkpoints of this run would go, and it holds other files "

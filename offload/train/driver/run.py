@@ -33,7 +33,8 @@ from offload.report.events.membership import RunLeaving
 from offload.report.events.training import RunStarted
 from offload.report.run_dir import RunDirectory
 from offload.report.terminal.live_line import LiveLine
-from offload.train.checkpoints.storage import Marker, Storage
+from offload.train.checkpoints.run_folder import RunFolder
+from offload.train.checkpoints.storage import Marker, Storage, in_time, reason_of
 from offload.train.cluster.connection import (
     INSTANCE_TYPE,
     ConnectedCluster,
@@ -169,7 +170,7 @@ class Run:
         finally:
             if marker is not None:
                 marker.remove()
-        summary = self.log.finish("interrupted" if stopped else "finished", newest_address(storage, name))
+        summary = self.log.finish("interrupted" if stopped else "finished", self._newest(RunFolder(storage, name)))
         if interrupts.presses > answered:  # while the run ended
             raise KeyboardInterrupt
         return summary
@@ -214,7 +215,7 @@ class Run:
             if not self.directory.resuming:
                 request = first_pass(self.split, deterministic=self.trainer.deterministic)
                 hub.start_ahead(request, TRAIN, self.fleet.next_nodes())
-            supervisor.start(self.worker_main(self._carried, self._setup(hub, marker, storage, name)))
+            supervisor.start(self.worker_main(self._carried, self._setup(hub, name, storage, marker)))
             stopped = self._watch(training, hub, interrupts, control, conductor, watchers)
             answered = interrupts.presses if stopped else 0
             if answered and training.done():
@@ -244,6 +245,15 @@ class Run:
                 self._lost(lost)
             self._failed(error)
         return stopped, answered
+
+    def _newest(self, folder: RunFolder) -> str | None:
+        """The address of the newest checkpoint; None if there is none."""
+        try:
+            names = in_time(folder.whole, folder.path)
+        except Exception as error:  # training has ended well; fsspec's file systems pass on their clients' own errors
+            self.live.note(f"the checkpoints in {folder.path} could not be listed: {reason_of(error)}")
+            return None
+        return folder.address_of(names[-1]) if names else None
 
     def worker_main(self, functions: Carried, setup: WorkerSetup) -> Main:
         """The function that each worker runs. ``functions``: a :class:`UserFunctions`."""
@@ -321,7 +331,7 @@ class Run:
         cpus = float(requested.get("CPU", alone) if overrides.cpus_per_worker is None else overrides.cpus_per_worker)
         return WorkerResources(cpus=cpus, gpus=gpus, others=others)
 
-    def _setup(self, hub: HubClient, marker: Marker | None, storage: Storage, name: str) -> WorkerSetup:
+    def _setup(self, hub: HubClient, name: str, storage: Storage, marker: Marker | None) -> WorkerSetup:
         trainer = self.trainer
         return WorkerSetup(
             hub=hub,
@@ -342,6 +352,8 @@ class Run:
             },
             source=self.listed[TRAIN].identity,
             checkpoints=trainer.checkpoints,
+            storage=storage,
+            name=name,
             precision=trainer.precision,
             seed=trainer.seed,
             hang_s=trainer.hang_s,

@@ -36,7 +36,7 @@ from offload.report.run_dir import CHECKPOINTS, RunDirectory, locked
 from offload.report.terminal.full_screen import live_view
 from offload.report.terminal.summary import format_summary
 from offload.train.callback import Callback
-from offload.train.checkpoints.ray_list import mend_snapshot
+from offload.train.checkpoints.run_folder import RunFolder
 from offload.train.checkpoints.storage import (
     Storage,
     check_storage,
@@ -256,7 +256,7 @@ class Trainer:
             storage = storage_of(storage_path, filesystem, directory.path)
             check_storage(storage)
             with telling_errors(storage):
-                if directory.resuming and not mend_snapshot(storage, name, self.checkpoints):
+                if directory.resuming and not RunFolder(storage, name).whole():
                     _check_nothing_was_committed(directory, storage, name)
                 outdated = holds_checkpoints(storage, name, resuming=directory.resuming, overwrite=overwrite)
             return storage, outdated

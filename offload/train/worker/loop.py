@@ -328,14 +328,14 @@ class TrainingLoop:
             ) from error
 
     def commit_rest(self) -> None:
-        """Commit what was trained since the last checkpoint."""
+        """Commit what was trained since the last checkpoint, and wait until all checkpoints are stored."""
         self._leave_pass()
         self.passes.check_company()
-        if self.state.uncommitted:
-            self.committer.commit("end")
+        self.committer.finish()
 
     def finish(self) -> None:
-        """Push the last measurements."""
+        """Push the last measurements. If the user's function has failed, wait a while for a checkpoint that is being written."""
+        self.place.checkpoints.close()
         self.reporter.totals = self.meter.totals()
         self.reporter.close()
         self.passes.direct.close()

@@ -22,7 +22,7 @@ from offload.train.worker.ends import StopRun
 from offload.train.worker.links.peers import DistPeers, NoPeers
 from offload.train.worker.links.printing import printing_to_driver
 from offload.train.worker.rank_place import RankPlace
-from offload.train.worker.saving.checkpointer import RayCheckpointer
+from offload.train.worker.saving.checkpointer import FolderCheckpointer
 from offload.train.worker.saving.training_state import seed_at_start
 from offload.train.worker.setup import UserFunctions, WorkerSetup
 from offload.train.worker.steps.joining import Distributed
@@ -33,15 +33,16 @@ def place_of(setup: WorkerSetup, member: Member) -> RankPlace:
     """This process's place in the run. All ranks must call it: they connect here."""
     several = member.world_size > 1
     peers = {name: DistPeers() if several else NoPeers() for name in sorted(setup.datasets)}
+    talk = DistPeers() if several else NoPeers()
     return RankPlace(
         attempt=member.attempt,
         rank=member.rank,
         world_size=member.world_size,
         device=torch.device(member.device),
         node=member.node,
-        talk=DistPeers() if several else NoPeers(),
+        talk=talk,
         peers=peers,
-        checkpoints=RayCheckpointer(),
+        checkpoints=FolderCheckpointer(setup.storage, setup.name, setup.checkpoints, talk),
         join=Distributed(),
         share=_share,
     )

@@ -10,7 +10,7 @@ from offload.model.batch_split import BatchSplit
 from offload.pipeline.describe.pipeline import CollateFn, OnDevice
 from offload.pipeline.feed.passes import PassRequest
 from offload.pipeline.preprocessing.environment import WorkingFolder
-from offload.train.checkpoints.storage import Marker
+from offload.train.checkpoints.storage import Marker, Storage
 from offload.train.config import Adaptation, BatchSize, Checkpoints, Precision
 from offload.train.hub.client import HubClient
 from offload.train.messages import TRAIN
@@ -73,6 +73,7 @@ class WorkerSetup:
         hang_s: the seconds without a sign of life after which a worker counts as hung.
         deterministic: whether the result must not depend on the number of workers.
         config: the Trainer's ``train_loop_config``.
+        storage, name: the storage of checkpoints, and the name of the run's folder in it.
         folder: that of the program, from which the function's relative paths begin on a node that has it.
         marker: what shows whether this node sees the run's storage; None: nothing to check.
         source: the identity of the training data, if the number of its samples does not tell it.
@@ -89,6 +90,8 @@ class WorkerSetup:
     seed: int
     hang_s: float
     deterministic: bool
+    storage: Storage
+    name: str
     config: dict[str, Any] = field(default_factory=dict)
     folder: WorkingFolder = field(default_factory=lambda: WorkingFolder(""))
     marker: Marker | None = None

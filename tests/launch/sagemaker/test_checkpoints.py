@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,8 @@ from offload.launch.sagemaker.container.hosts import HostGroup, JobHosts
 from offload.launch.sagemaker.container.place import HostPlace
 from offload.launch.sagemaker.settings import Settings
 from offload.report.run_dir import EVENTS
-from offload.train.checkpoints.format import CHECKSUMS_FILE
-from offload.train.checkpoints.ray_list import SNAPSHOT
+from offload.train.checkpoints.run_folder import OLD_LIST, RunFolder
+from offload.train.checkpoints.storage import CHECKSUMS_FILE, Storage
 
 
 @pytest.fixture
@@ -29,29 +30,24 @@ def shared(tmp_path: Path) -> Shelf:
     return Shelf(uri=str(tmp_path / "of-workers"), name="run")
 
 
+def named(number: int) -> str:
+    return f"checkpoint_2026-11-22_10-00-00.{number}"
+
+
 def write(shelf: Shelf, *numbers: int, name: str | None = None) -> Path:
-    """A run's folder with checkpoints, as Ray Train and offload leave it."""
+    """A run's folder with checkpoints."""
     path = Path(shelf.uri) / (name or shelf.name)
     path.mkdir(parents=True, exist_ok=True)
-    names = [f"checkpoint_{number}" for number in numbers]
+    names = [named(number) for number in numbers]
     for each in names:
         (path / each).mkdir()
         (path / each / "model.pt").write_text(each)
         (path / each / CHECKSUMS_FILE).write_text(json.dumps({"model.pt": {"bytes": len(each), "crc32": 1}}))
-    results = [{"version": 0, "checkpoint_dir_name": each, "metrics": {}} for each in names]
-    listed = {
-        "checkpoint_results": results,
-        "checkpoint_report_indices": [*range(len(results))],
-        "latest_checkpoint_result": results[-1] if results else None,
-    }
-    (path / SNAPSHOT).write_text(json.dumps(listed))
     return path
 
 
-def listed(path: Path) -> list[str]:
-    document = json.loads((path / SNAPSHOT).read_text())
-    names = [each["checkpoint_dir_name"] for each in document["checkpoint_results"]]
-    assert document["latest_checkpoint_result"]["checkpoint_dir_name"] == names[-1]
+def whole(path: Path) -> list[str]:
+    names = RunFolder(Storage(path=str(path.parent)), path.name).whole()
     assert all((path / name / "model.pt").read_text() == name for name in names)
     return names
 
@@ -59,20 +55,22 @@ def listed(path: Path) -> list[str]:
 def test_what_one_host_wrote_is_brought_to_several_and_back(folder: Shelf, shared: Shelf) -> None:
     write(folder, 1, 2)
     [said] = bring_newest(folder, shared)
-    assert said == f"the newest checkpoint, checkpoint_2, is in {folder.uri}: copying it to {shared.uri}"
-    assert listed(Path(shared.uri) / "run") == ["checkpoint_1", "checkpoint_2"]
-    path = write(shared, 5, 6)  # beside those: Ray Train removes some, and an interruption keeps it from that
+    assert said == f"the newest checkpoint, {named(2)}, is in {folder.uri}: copying it to {shared.uri}"
+    assert whole(Path(shared.uri) / "run") == [named(1), named(2)]
+    path = write(shared, 5, 6)
+    for number in (1, 2):  # the run has replaced them
+        shutil.rmtree(path / named(number))
     assert [*bring_newest(shared, folder)]
-    assert listed(Path(folder.uri) / "checkpoints") == ["checkpoint_5", "checkpoint_6"]
-    assert not (Path(folder.uri) / "checkpoints" / "checkpoint_2").exists()
-    assert listed(path) == ["checkpoint_5", "checkpoint_6"]
+    assert whole(Path(folder.uri) / "checkpoints") == [named(5), named(6)]
+    assert not (Path(folder.uri) / "checkpoints" / named(2)).exists()
+    assert whole(path) == [named(5), named(6)]
 
 
 def test_what_is_older_stays_where_it_is(folder: Shelf, shared: Shelf) -> None:
     write(folder, 1, 2)
     path = write(shared, 2, 3)
     assert not [*bring_newest(folder, shared)]
-    assert listed(path) == ["checkpoint_2", "checkpoint_3"]
+    assert whole(path) == [named(2), named(3)]
 
 
 def test_nothing_anywhere_is_nothing(folder: Shelf, shared: Shelf) -> None:
@@ -82,25 +80,25 @@ def test_nothing_anywhere_is_nothing(folder: Shelf, shared: Shelf) -> None:
 
 def test_a_checkpoint_that_was_copied_in_half_is_not_the_newest(folder: Shelf, shared: Shelf) -> None:
     path = write(folder, 1, 2, 3)
-    (path / "checkpoint_3" / "model.pt").write_text("check")
-    (path / "checkpoint_2" / CHECKSUMS_FILE).unlink()
+    (path / named(3) / "model.pt").write_text("check")
+    (path / named(2) / CHECKSUMS_FILE).unlink()
     write(shared)
     assert [*bring_newest(folder, shared)]
-    assert listed(Path(shared.uri) / "run") == ["checkpoint_1"]
+    assert whole(Path(shared.uri) / "run") == [named(1)]
 
 
-def test_half_a_list_is_a_list_of_what_is_whole(folder: Shelf, shared: Shelf) -> None:
-    path = write(folder, 1, 2)
-    (path / SNAPSHOT).write_text('{"checkpoint_res')
+@pytest.mark.parametrize("listed", [{"loss": 0.5}, None])
+def test_the_metrics_of_checkpoints_of_an_earlier_version_are_copied_with_them(
+    folder: Shelf, shared: Shelf, listed: dict[str, float] | None
+) -> None:
+    """They lie in Ray Train's list, which the service may have copied in half."""
+    path = write(folder, 1)
+    document = json.dumps({"checkpoint_results": [{"checkpoint_dir_name": named(1), "metrics": listed}]})
+    (path / OLD_LIST).write_text(document if listed else document[:30])
     assert [*bring_newest(folder, shared)]
-    assert listed(Path(shared.uri) / "run") == ["checkpoint_1", "checkpoint_2"]
-
-
-def test_what_ray_train_had_not_listed_yet_counts(folder: Shelf, shared: Shelf) -> None:
-    """It writes its list up to two seconds after a checkpoint."""
-    (write(folder, 1) / SNAPSHOT).unlink()
-    assert [*bring_newest(folder, shared)]
-    assert listed(Path(shared.uri) / "run") == ["checkpoint_1"]
+    (entry,) = RunFolder(Storage(path=shared.uri), "run").entries()
+    assert entry.metrics == (listed or {})
+    assert not (Path(shared.uri) / "run" / OLD_LIST).exists()
 
 
 def test_a_copy_that_was_cut_off_is_made_again(folder: Shelf, shared: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,23 +108,23 @@ def test_a_copy_that_was_cut_off_is_made_again(folder: Shelf, shared: Shelf, mon
 
     def fails(source: str, target: str, **more: object) -> None:
         real(source, target, **more)
-        if "checkpoint_2" in source:
-            (Path(target) / "model.pt").write_text("half")
+        if f"{named(2)}/model.pt" in source:
+            Path(target).write_text("half")
             raise OSError("no space left")
 
     with monkeypatch.context() as patched:
         patched.setattr(checkpoints.pafs, "copy_files", fails)
-        with pytest.raises(ConfigError, match=r"checkpoint_2 in .* cannot be copied to .*: no space left"):
+        with pytest.raises(ConfigError, match=rf"{named(2)} in .* cannot be copied to .*: no space left"):
             [*bring_newest(folder, shared)]
-    assert listed(path) == ["checkpoint_0"]
+    assert whole(path) == [named(0), named(1)]
     assert [*bring_newest(folder, shared)]
-    assert listed(path) == ["checkpoint_1", "checkpoint_2"]
+    assert whole(path) == [named(1), named(2)]
 
 
 def test_runs_that_the_script_names_keep_their_names(folder: Shelf, shared: Shelf) -> None:
     write(folder, 1, name="mine")
     assert [*bring_newest(folder, shared)]
-    assert listed(Path(shared.uri) / "mine") == ["checkpoint_1"]
+    assert whole(Path(shared.uri) / "mine") == [named(1)]
 
 
 # --- what the head makes of it --------------------------------------------------------------------------------------------
@@ -162,7 +160,7 @@ def test_a_job_finds_what_several_hosts_wrote_where_nothing_else_was_kept(place:
     write(shared, 1)
     assert not starts_anew(place, shared.uri)
     assert (place.run_dir / EVENTS).exists()
-    assert listed(place.run_dir / "checkpoints") == ["checkpoint_1"]
+    assert whole(place.run_dir / "checkpoints") == [named(1)]
 
 
 @pytest.mark.parametrize(("owner", "anew"), [("job-1", True), ("another", False), (None, True)])
@@ -170,7 +168,7 @@ def test_half_a_checkpoint_alone_is_replaced_by_the_job_that_wrote_it(
     place: HostPlace, owner: str | None, anew: bool
 ) -> None:
     path = write(Shelf(uri=str(place.run_dir), name="checkpoints"), 1)
-    (path / "checkpoint_1" / CHECKSUMS_FILE).unlink()
+    (path / named(1) / CHECKSUMS_FILE).unlink()
     if owner is not None:
         (place.run_dir / "job.txt").write_text(owner)
         (place.run_dir / EVENTS).write_text("{}\n")

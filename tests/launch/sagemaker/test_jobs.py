@@ -11,7 +11,6 @@ import json
 import os
 import re
 import secrets
-import shutil
 import signal
 import sys
 import tarfile
@@ -32,7 +31,7 @@ from offload.launch.sagemaker.bundle import pack
 from offload.launch.sagemaker.groups import groups_of
 from offload.launch.sagemaker.job import ENTRY, SageMakerJob
 from offload.launch.sagemaker.settings import TO_INSTALL, Settings
-from offload.train.checkpoints.ray_list import SNAPSHOT
+from offload.train.checkpoints.storage import CHECKSUMS_FILE, MODEL_FILE
 from tests.emulation import Hosts, HostSpec
 from tests.emulation.netns import Host
 from tests.emulation.training_job import TrainingJob
@@ -316,14 +315,15 @@ def test_a_restarted_job_goes_on_where_the_checkpoint_is(tmp_path: Path) -> None
     with launched(tmp_path, groups, what="slow", samples=5000) as run:
         run.job.start()
         folder = run.job.folder("algo-1") / "checkpoints"
-        run.until(lambda: len(listed_checkpoints(folder)) > 1)
+        run.until(lambda: len(written(folder)) > 1)
         for name in run.job.names:
             run.hosts[name].kill()
         folder.rename(kept)
-    # Copied while the run wrote to it: the newest checkpoint is on the list, and not there.
-    newest = listed_checkpoints(kept)[-1]
-    for path in [path for path in kept.rglob("checkpoint_*/") if path.name >= newest]:
-        shutil.rmtree(path)
+    # Copied while the run wrote to it: the newest checkpoint lacks its model.
+    newest = written(kept)[-1]
+    for path in kept.rglob("checkpoint_*/"):
+        if path.name >= newest:
+            (path / MODEL_FILE).unlink(missing_ok=True)
     with launched(tmp_path, groups, what="slow", samples=5000, checkpoints=kept) as run:
         run.job.start()
         assert run.job.wait(300) == {"algo-1": 0, "algo-2": 0}, run.logs()[-6000:]
@@ -435,13 +435,9 @@ def test_a_stop_is_not_heard_where_the_image_starts_its_containers(tmp_path: Pat
         assert all(run.job.wait(30).values())
 
 
-def listed_checkpoints(folder: Path) -> list[str]:
-    """Those that Ray Train knows of; none while it writes its list."""
-    try:
-        listed = json.loads(next(folder.rglob(SNAPSHOT)).read_text())["checkpoint_results"]
-    except (StopIteration, ValueError, OSError):
-        return []
-    return sorted(each["checkpoint_dir_name"] for each in listed)
+def written(folder: Path) -> list[str]:
+    """The names of the complete checkpoints, oldest first."""
+    return sorted(path.parent.name for path in folder.rglob(CHECKSUMS_FILE))
 
 
 def command_line(pid: int) -> str:

@@ -15,14 +15,13 @@ from typing import Any
 import fsspec
 import pyarrow.fs as pafs
 import pytest
-import ray.train
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
-from ray.train.v2._internal.execution.storage import get_fs_and_path
 
 import offload
 from offload.errors import ConfigError
 from offload.report.run_dir import CHECKPOINTS
+from offload.train.checkpoints.run_folder import RunFolder
 from offload.train.checkpoints.storage import (
     Marker,
     check_storage,
@@ -31,7 +30,6 @@ from offload.train.checkpoints.storage import (
     storage_of,
     telling_errors,
 )
-from offload.train.driver.run import _address_of
 from tests.emulation.numbers import Numbers
 from tests.helpers import ROOT, moto_server, nobody, without_ray
 
@@ -235,12 +233,12 @@ def test_paths_are_made_absolute_and_other_file_systems_opened(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("name", ["my runs", "Läufe", "run#3", "run?", "[new]", "50%", "a%20b"])
-def test_ray_train_writes_to_the_folder_of_a_uri_that_was_checked(tmp_path: Path, name: str) -> None:
+def test_a_run_writes_to_the_folder_of_a_uri_that_was_checked(tmp_path: Path, name: str) -> None:
     storage = storage_of(f"file://{tmp_path}/{name}", None, Path("unused"))
     check_storage(storage)
     checked = tmp_path / name.replace("%20", " ")
     assert checked.is_dir()
-    assert get_fs_and_path(storage.path, storage.filesystem)[1] == str(checked)
+    assert RunFolder(storage, "a").path == f"{checked}/a"
 
 
 def test_a_run_whose_name_has_folders_leaves_its_mark(tmp_path: Path) -> None:
@@ -256,15 +254,15 @@ def test_a_run_whose_name_has_folders_leaves_its_mark(tmp_path: Path) -> None:
 def test_a_checkpoint_on_a_file_system_of_fsspec_has_an_address(tmp_path: Path) -> None:
     """``Result.checkpoint``: without its scheme, it would name a local folder."""
     storage = storage_of("memory://bucket/addressed", None, Path("unused"))
-    storage.filesystem.create_dir(storage.path)
-    with storage.filesystem.open_output_stream(f"{storage.path}/model.pt") as stream:
+    storage.filesystem.create_dir(f"{storage.path}/run/1")
+    with storage.filesystem.open_output_stream(f"{storage.path}/run/1/model.pt") as stream:
         stream.write(b"weights")
-    address = _address_of(ray.train.Checkpoint(storage.path, storage.filesystem))
+    address = RunFolder(storage, "run").address_of("1")
     assert address.startswith("memory://")
     fetch(f"{address}/model.pt", tmp_path / "model.pt")
     assert (tmp_path / "model.pt").read_bytes() == b"weights"
     local = storage_of(str(tmp_path), fsspec.filesystem("file"), Path("unused"))
-    assert _address_of(ray.train.Checkpoint(local.path, local.filesystem)) == str(tmp_path)
+    assert RunFolder(local, "run").address_of("1") == f"{tmp_path}/run/1"
 
 
 # --- S3 ---------------------------------------------------------------------------------------------------------------

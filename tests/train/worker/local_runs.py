@@ -12,6 +12,7 @@ import torch
 
 from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.sources.from_torch import list_torch_dataset
+from offload.train.checkpoints.storage import Storage
 from offload.train.config import Adaptation, BatchSize, Checkpoints
 from offload.train.messages import TRAIN
 from offload.train.worker.assembly import training_loop
@@ -19,18 +20,16 @@ from offload.train.worker.context import Context
 from offload.train.worker.links.peers import NoPeers
 from offload.train.worker.loop import TrainingLoop
 from offload.train.worker.rank_place import RankPlace
-from offload.train.worker.saving.checkpointer import CheckpointContent
+from offload.train.worker.saving.checkpointer import CheckpointContent, FolderCheckpointer
 from offload.train.worker.setup import DatasetSetup, WorkerSetup
 from offload.train.worker.steps.joining import Join
 from tests.emulation.in_threads import (
     Died,
-    LocalCheckpointer,
     LocalClient,
     LocalFeed,
     LocalHub,
     Peer,
     Ranks,
-    Shelf,
     Unjoined,
 )
 
@@ -65,7 +64,8 @@ class LocalRun:
     ) -> None:
         self.samples, self.sizes = samples, sizes or BatchSize(initial=8)
         self.checkpoints = checkpoints or Checkpoints(every_s=None)
-        self._shelf, self._join, self._kept, self._resumable = Shelf(folder), join, kept, resumable
+        self.storage = Storage(path=str(folder))
+        self._join, self._kept, self._resumable = join, kept, resumable
 
     def train(self, function: Callable[[Context], None], *, workers: int = 1) -> list[TrainingLoop]:
         """Run the function on each worker, and return their loops. A function that raises Died ends as a killed process. Raises the
@@ -82,7 +82,7 @@ class LocalRun:
             try:
                 torch.manual_seed(0)
                 loops[rank] = loop = training_loop(
-                    self._setup(hub, streams, workers), self._place(ranks, rank, workers)
+                    setup := self._setup(hub, streams, workers), self._place(setup, ranks, rank, workers)
                 )
                 function(Context(loop))
                 loop.commit_rest()
@@ -116,14 +116,18 @@ class LocalRun:
                 for name in streams
             },
             checkpoints=self.checkpoints,
+            storage=self.storage,
+            name="run",
             precision="fp32",
             seed=0,
             hang_s=math.inf,  # threads of a failed worker outlive the test, and the watchdog would end this process
             deterministic=False,
         )
 
-    def _place(self, ranks: Mapping[str, Ranks], rank: int, workers: int) -> RankPlace:
+    def _place(self, setup: WorkerSetup, ranks: Mapping[str, Ranks], rank: int, workers: int) -> RankPlace:
         several = workers > 1
+        checkpointer = _Checkpointer(setup.storage, setup.name, setup.checkpoints, Peer(ranks["checkpoints"], rank))
+        checkpointer.kept = self._kept
         return RankPlace(
             rank=rank,
             world_size=workers,
@@ -131,7 +135,7 @@ class LocalRun:
             node="node",
             talk=Peer(ranks["talk"], rank) if several else NoPeers(),
             peers={name: Peer(ranks[name], rank) if several else NoPeers() for name in SETS},
-            checkpoints=_Checkpointer(self._shelf, ranks["checkpoints"], rank, self._kept),
+            checkpoints=checkpointer,
             join=self._join(),
             share=lambda tensors: _share(Peer(ranks["talk"], rank), tensors),
             feed=LocalFeed,
@@ -144,17 +148,15 @@ def _share(peer: Peer, tensors: Iterable[torch.Tensor]) -> None:
             tensor.copy_(peer.broadcast(tensor.clone(), 0))
 
 
-class _Checkpointer(LocalCheckpointer):
+class _Checkpointer(FolderCheckpointer):
     """A checkpointer that tells the metrics of each checkpoint."""
 
-    def __init__(self, shelf: Shelf, ranks: Ranks, rank: int, kept: Callable[[Mapping[str, Any]], None]) -> None:
-        super().__init__(shelf, ranks, rank)
-        self._kept = kept
+    kept: Callable[[Mapping[str, Any]], None]
 
     def keep(self, metrics: Mapping[str, Any], content: CheckpointContent | None, *, wait: bool) -> None:
         super().keep(metrics, content, wait=wait)
         if content is not None:
-            self._kept(metrics)
+            self.kept(metrics)
 
 
 def prepared(ctx: Context, *, lr: float = 0.1) -> tuple[torch.nn.Module, torch.optim.Optimizer]:

@@ -18,6 +18,7 @@ from offload import collate
 from offload.errors import RunError
 from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.sources.from_torch import list_torch_dataset
+from offload.train.checkpoints.storage import Storage
 from offload.train.config import Adaptation, BatchSize, Checkpoints
 from offload.train.messages import TRAIN, Orders
 from offload.train.worker import ends as ends_module
@@ -28,10 +29,11 @@ from offload.train.worker.goal import Goal
 from offload.train.worker.links.peers import NoPeers
 from offload.train.worker.loop import TrainingLoop
 from offload.train.worker.rank_place import RankPlace
+from offload.train.worker.saving.checkpointer import FolderCheckpointer
 from offload.train.worker.saving.training_state import TrainingState
 from offload.train.worker.setup import DatasetSetup, WorkerSetup
 from offload.train.worker.steps.batch_scaling import BatchScaling
-from tests.emulation.in_threads import Died, LocalCheckpointer, LocalClient, LocalFeed, LocalHub, Ranks, Shelf, Unjoined
+from tests.emulation.in_threads import Died, LocalClient, LocalFeed, LocalHub, Unjoined
 from tests.train.worker.local_runs import LocalRun, commit, loss_of, prepared
 
 BATCH = 4
@@ -55,6 +57,8 @@ def local_loop(
         adaptation=Adaptation(),
         datasets={TRAIN: DatasetSetup(**{"samples": samples, "resumable": True, "ordered": False, **known})},
         checkpoints=Checkpoints(every_s=None),
+        storage=Storage(path=tempfile.mkdtemp(dir=folder)),
+        name="run",
         precision="fp32",
         seed=0,
         hang_s=math.inf,  # its threads outlive the test, and the watchdog would end this process
@@ -67,7 +71,7 @@ def local_loop(
         node="node",
         talk=NoPeers(),
         peers={TRAIN: NoPeers()},
-        checkpoints=LocalCheckpointer(Shelf(Path(tempfile.mkdtemp(dir=folder))), Ranks(1), 0),
+        checkpoints=FolderCheckpointer(setup.storage, setup.name, setup.checkpoints, NoPeers()),
         join=Unjoined(),
         share=lambda tensors: None,
         feed=LocalFeed,

@@ -9,13 +9,12 @@ from typing import Any, Protocol
 from offload.adapt.failures import commit_interval_s
 from offload.measure.steps import StepMeter
 from offload.report.events.training import CheckpointWritten
-from offload.train.checkpoints.ray_list import with_score
 from offload.train.config import Checkpoints
 from offload.train.worker.links.hang_watchdog import Watchdog
 from offload.train.worker.links.reporter import Reporter
 from offload.train.worker.saving.training_state import TrainingState
 
-LEAST_TO_GO_ON_S = 5.0  # shorter intervals wait for each commit: Ray Train accepts one every 2 s
+LEAST_TO_GO_ON_S = 5.0  # shorter intervals wait for each commit: else most would be left out, since the one before is still being written
 FIRST_COMMIT_S = 60.0  # interval until the cost of a commit is known
 
 
@@ -68,9 +67,8 @@ class Committer:
     def _commit(self, reason: str) -> None:
         began = time.monotonic()
         later = reason == "interval" and (self._interval_s() or 0.0) >= LEAST_TO_GO_ON_S
-        metrics = with_score(self._described.current_metrics(), self._checkpoints)
         with self._watchdog.waiting():
-            self._state.commit(metrics, self._described.adaptation(), wait=not later)
+            self._state.commit(self._described.current_metrics(), self._described.adaptation(), wait=not later)
         if later:
             self._cost_s = self._state.committed_at - began
         if self._rank == 0 and self._state.models:  # without a model, nothing was stored
@@ -82,8 +80,20 @@ class Committer:
                 )
             )
 
+    def finish(self) -> None:
+        """Commit what was trained since the last checkpoint, and wait until all are stored. All ranks must call it."""
+        if self._state.uncommitted:
+            self.commit("end")
+        with self._watchdog.waiting():
+            self._state.settle()
+
     def due(self) -> bool:
-        """Return whether the interval has passed since the last checkpoint, or since this last returned True. Call it before each step."""
+        """Return whether the interval has passed since the last checkpoint, or since this last returned True. Call it before each step.
+
+        A commit is also due once one has failed: it raises the error.
+        """
+        if self._state.failed:
+            return True
         every_s, now = self._interval_s(), time.monotonic()
         if every_s is None or self._state.storing or now - max(self._due_at, self._state.committed_at) < every_s:
             return False

@@ -89,6 +89,11 @@ class TrainingState:
         return self._checkpoints.storing
 
     @property
+    def failed(self) -> bool:
+        """Whether a commit that training did not wait for has failed."""
+        return self._checkpoints.failed
+
+    @property
     def resumed(self) -> bool:
         """Whether this worker began from a checkpoint."""
         return self._stored is not None
@@ -197,10 +202,10 @@ class TrainingState:
         self.progress = dataclasses.replace(self.progress, passes=passes)
 
     def commit(self, metrics: Mapping[str, Any], adapting: Mapping[str, Any], *, wait: bool) -> None:
-        """Write a checkpoint of this step, through Ray Train. ``adapting``: the state of adaptation; ``wait``: whether to wait until the
-        checkpoint is stored, or only until its content is copied.
+        """Write a checkpoint of this step. ``adapting``: the state of adaptation; ``wait``: whether to wait until the checkpoint is
+        stored, or only until its content is copied.
 
-        Raises RunError if the storage refuses it; without ``wait``, the error ends the run later.
+        Raises RunError if the storage refuses it; without ``wait``, the next call raises the error.
         """
         all_trained = self._talk.gather_objects(Ranges.of_all(self._trained))
         generators = self._talk.gather_objects(checkpoints.rng_state())
@@ -230,6 +235,12 @@ class TrainingState:
         self._checkpoints.keep({**metrics, **position}, content, wait=wait)
         self.committed_at = self._began = time.monotonic()
         self._committed_step, self.settled = self.progress.step, wait
+
+    def settle(self) -> None:
+        """Wait until the last commit is complete. Raises RunError if the storage refuses it."""
+        if not self.settled:
+            self._checkpoints.settle()
+            self.settled = True
 
     def _try_commit(self) -> None:
         """Save and load everything in memory, with empty tensors. Raises ConfigError for state that cannot be loaded."""
