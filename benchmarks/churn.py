@@ -39,7 +39,7 @@ SAMPLES, BATCH = 600, 16
 STEP_S = 0.05
 ROW = 4096  # numbers in a sample, so that blocks have some size
 DEADLINE_S = 60.0  # of one event
-KINDS = {"ray::Hub": "run's actor", "ray::RayTrainWorker": "worker", "ray::TrainController": "controller"}
+KINDS = {"ray::Hub": "run's actor", "ray::TrainingWorker": "worker"}
 
 
 def train(ctx: offload.Context) -> None:

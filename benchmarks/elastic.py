@@ -44,7 +44,7 @@ from tests.emulation.rehearsal import Rehearsal
 SAMPLES, EPOCHS = 400, 16
 STEP_S = 0.02
 LOGICAL_CPUS = 4
-VICTIMS = ("ray::RayTrainWorker", "ray::Preprocessor")
+VICTIMS = ("ray::TrainingWorker", "ray::Preprocessor")
 DEADLINE_S = 240.0
 
 

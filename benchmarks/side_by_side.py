@@ -31,7 +31,7 @@ LIBRARIES = ("offload", "ray", "torch", "torchvision", "timm", "simplejpeg", "nu
 ROLES = {
     "preprocessing": r"ray::Preprocessor",
     "senders": r"ray::BlockSender",
-    "worker": r"ray::RayTrainWorker",
+    "worker": r"ray::TrainingWorker",
     "hub": r"ray::(Hub|run hub)",
     "raylets": r"\S*/raylet$",
 }

@@ -69,8 +69,7 @@ class RunError(OffloadError):
 def causes(error: BaseException) -> Iterator[BaseException]:
     """Yield ``error`` and all its causes, outermost first, each once.
 
-    Ray wraps a task's error in layers of its own (``.cause``, ``__cause__``, and the ``worker_failures`` of a training run); the error
-    that a user can act on is somewhere inside.
+    Ray wraps a task's error in layers of its own (``.cause``, ``__cause__``); the error that a user can act on is somewhere inside.
     """
     seen: set[int] = set()
     todo: list[BaseException] = [error]
@@ -81,9 +80,6 @@ def causes(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(current))
         yield current
         nested: list[object] = [getattr(current, "cause", None), current.__cause__, current.__context__]
-        failures = getattr(current, "worker_failures", None)
-        if isinstance(failures, dict):
-            nested += failures.values()
         todo += [n for n in nested if isinstance(n, BaseException)]
 
 

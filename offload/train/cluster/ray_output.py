@@ -21,9 +21,9 @@ from ray._private.state import actors
 
 LOADER = ("preprocessing", "DataLoader feed", "DataLoader reader", "block sender")
 """The names that a DataLoader's processes and senders of blocks give themselves."""
-OF_RUN = ("hub", "controller", "worker", "preprocessing")
+OF_RUN = ("hub", "worker", "preprocessing")
 CLASSES = (
-    "Hub", "Preprocessor", "LoaderFeed", "IterableReader", "BlockSender", "TrainController", "RayTrainWorker",
+    "Hub", "Preprocessor", "LoaderFeed", "IterableReader", "BlockSender", "TrainingWorker",
 )  # fmt: skip
 _DIED = re.compile(r"Worker PID: (\d+)")
 

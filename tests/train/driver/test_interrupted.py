@@ -21,7 +21,8 @@ from offload.train.cluster.holdings import Holdings, left
 from offload.train.cluster.node_requests import NodeRequests
 from offload.train.driver import conductor as conductor_module
 from offload.train.driver import run as run_module
-from offload.train.driver.ray_train import TorchTrainer
+from offload.train.driver.supervisor import Supervisor
+from offload.train.group.ray_group import RayGroups
 from offload.train.hub.run_names import runs
 from tests.conftest import LOGICAL_CPUS
 from tests.helpers import eventually
@@ -68,34 +69,26 @@ def hub_has_started(patch: pytest.MonkeyPatch) -> None:
 
 def workers_are_about_to_start(patch: pytest.MonkeyPatch) -> None:
     """The thread that starts them goes on only once the run has ended."""
-    released, real = threading.Event(), TorchTrainer._initialize_and_run_controller
+    released, real = threading.Event(), Supervisor._train
 
-    def late(trainer: TorchTrainer, **arguments: Any) -> Any:
+    def late(supervisor: Supervisor, main: Any) -> str:
         press()
         assert released.wait(DEADLINE_S)
-        return real(trainer, **arguments)
+        return real(supervisor, main)
 
-    patch.setattr(TorchTrainer, "_initialize_and_run_controller", late)
+    patch.setattr(Supervisor, "_train", late)
     patch.setattr(Holdings, "release", after(Holdings.release, released.set))
 
 
 def workers_get_their_room(patch: pytest.MonkeyPatch) -> None:
-    over, real = threading.Event(), TorchTrainer._initialize_and_run_controller
+    real = RayGroups.start
 
-    def watched(trainer: TorchTrainer, **arguments: Any) -> Any:
-        def look() -> None:
-            while not over.is_set():
-                if groups():
-                    press()  # once is enough: nothing is trained yet
-                    return
+    def start(groups: RayGroups, *arguments: Any) -> Any:
+        group = real(groups, *arguments)
+        press()  # once is enough: nothing is trained yet
+        return group
 
-        threading.Thread(target=look, daemon=True).start()
-        try:
-            return real(trainer, **arguments)
-        finally:
-            over.set()
-
-    patch.setattr(TorchTrainer, "_initialize_and_run_controller", watched)
+    patch.setattr(RayGroups, "start", start)
 
 
 def the_run_ends(patch: pytest.MonkeyPatch) -> None:

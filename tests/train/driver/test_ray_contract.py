@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
 import inspect
 import logging
@@ -18,21 +17,14 @@ from typing import Any
 import numpy as np
 import psutil
 import pyarrow as pa
-import pyarrow.fs as pafs
 import pytest
 import ray
 import ray.data
-import ray.train
-import ray.train.torch
 import torch
 from ray._private import ray_constants
-from ray.train.v2._internal import constants
-from ray.train.v2._internal.execution import controller as ray_controller
-from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
-from ray.train.v2._internal.execution.worker_group import WorkerGroup
 
 import offload
-from offload.errors import ConfigError, RunError, find_offload_error
+from offload.errors import ConfigError, find_offload_error
 from offload.pipeline.blocks.memory import writable
 from offload.pipeline.order.ranges import Ranges
 from offload.pipeline.program import output_tail
@@ -40,12 +32,9 @@ from offload.pipeline.raydata import execution
 from offload.preload import minimal_agent
 from offload.process import ray_forks
 from offload.train.cluster import connection as cluster
-from offload.train.cluster import deaths, draining, ray_output, ray_processes, ray_settings
-from offload.train.cluster.holdings import Holdings
+from offload.train.cluster import draining, ray_output, ray_processes, ray_settings
 from offload.train.cluster.reaper import MARK, marked
-from offload.train.driver import ray_train
-from offload.train.driver.ray_train import TorchTrainer
-from offload.train.hub.client import HubClient
+from offload.train.group import ray_group
 from offload.versions import TESTED_RAY, ray_version_warning
 from tests.helpers import ROOT, eventually, title_of
 
@@ -119,90 +108,7 @@ def test_memory_of_the_object_store_can_be_written_to() -> None:
     assert int(tensor.sum()) == 16 * 4096, relies("pipeline/owned_memory.py", "a view keeps its object alive")
 
 
-# --- Ray Train --------------------------------------------------------------------------------------------------------
-
-
-def test_a_torch_trainer_takes_what_it_is_given(tmp_path: Path) -> None:
-    file = "train/driver/run.py"
-    assert ".v2." in ray.train.torch.TorchTrainer.__module__, relies(file, "Ray Train's version 2 is the default")
-    fields = {f.name for f in dataclasses.fields(ray.train.RunConfig)}
-    wanted = {"name", "storage_path", "storage_filesystem", "failure_config", "checkpoint_config", "logging_config"}
-    assert wanted <= fields, relies(file, f"fields of RunConfig: {wanted - fields}")
-    fields = {f.name for f in dataclasses.fields(ray.train.CheckpointConfig)}
-    wanted = {"num_to_keep", "checkpoint_score_attribute", "checkpoint_score_order"}
-    assert wanted <= fields, relies(file, f"fields of CheckpointConfig: {wanted - fields}")
-    fields = {f.name for f in dataclasses.fields(ray.train.ScalingConfig)}
-    wanted = {"num_workers", "use_gpu", "resources_per_worker"}
-    assert wanted <= fields, relies(file, f"fields of ScalingConfig: {wanted - fields}")
-
-    scaling = dataclasses.replace(
-        ray.train.ScalingConfig(), num_workers=2, use_gpu=False, resources_per_worker={"CPU": 1.0}
-    )
-    run: Any = dataclasses.replace(
-        ray.train.RunConfig(failure_config=ray.train.FailureConfig(max_failures=3)),
-        name="checkpoints",
-        storage_path=str(tmp_path),
-        storage_filesystem=pafs.LocalFileSystem(),
-        checkpoint_config=ray.train.CheckpointConfig(
-            num_to_keep=2, checkpoint_score_attribute="accuracy", checkpoint_score_order="max"
-        ),
-        logging_config=ray.train.LoggingConfig(log_level="ERROR"),
-    )
-    ours = TorchTrainer(
-        lambda: None,
-        hub=HubClient(None),
-        run="vit",
-        holdings=Holdings(),
-        beside_ray_data=False,
-        controller_env={},
-        scaling_config=scaling,
-        run_config=run,
-    )
-    assert (run.name, run.storage_path) == ("checkpoints", str(tmp_path)), relies(
-        file, "RunConfig keeps what it is given"
-    )
-    assert run.failure_config.max_failures == 3, relies(file, "dataclasses.replace keeps the rest of a RunConfig")
-
-    file = "preload/__init__.py"
-    made = inspect.getsource(ray.train.torch.TorchTrainer._create_default_callbacks)  # type: ignore[attr-defined]
-    assert "env_bool(RAY_TRAIN_ENABLE_STATE_TRACKING, False)" in made, relies(file, "no state actor by default")
-
-    file = "train/driver/ray_train.py"
-    theirs: Any = ray.train.torch.TorchTrainer(lambda: None, scaling_config=scaling, run_config=run)
-    names = [type(each).__name__ for each in theirs._create_default_callbacks()]
-    missing = set(ray_train.UNUSED_CALLBACKS) - set(names)
-    assert not missing, relies(file, f"TorchTrainer's callbacks that start an actor each: no {missing} in {names}")
-    left = [type(each).__name__ for each in ours._create_default_callbacks()]
-    assert left == ["LastLook", "Avoiding", *(name for name in names if name not in ray_train.UNUSED_CALLBACKS)]
-    assert ray_train.PREEMPTION_WATCHER in constants.ENV_VARS_TO_PROPAGATE, relies(file, "the variable's name")
-    for method in ("_send_resource_request", "_maybe_send_resource_request", "_cancel_resource_request"):
-        assert hasattr(FixedScalingPolicy, method), relies(file, f"FixedScalingPolicy.{method}")
-    source = inspect.getsource(theirs._initialize_and_run_controller) + inspect.getsource(type(theirs).fit)
-    for name in ("scaling_policy=", "failure_policy=", "_initialize_and_run_controller"):
-        assert name in source, relies(file, f"TorchTrainer._initialize_and_run_controller, called with {name}")
-    looks = inspect.getsource(ray_controller.TrainController._poll_workers)
-    assert "self._health_check_interval_s" in looks, relies(
-        file, "TrainController waits _health_check_interval_s between looks"
-    )
-    for name in ("(TrainController)", "controller.run.remote()", "controller.get_result.remote()", "num_cpus=0"):
-        assert name in source, relies(file, f"the controller is started with {name}")
-    shutdown = inspect.getsource(WorkerGroup.shutdown)
-    order = [
-        shutdown.index(name)
-        for name in ("on_worker_group_shutdown", "before_worker_group_shutdown", "_worker_group_state.shutdown()")
-    ]
-    assert order == sorted(order), relies(file, "on_worker_group_shutdown is entered while reports are still taken in")
-    assert "after_worker_group_poll_status" in inspect.getsource(WorkerGroup.poll_status), relies(
-        file, "poll_status takes in what workers reported"
-    )
-    assert ray_controller.TrainController.worker_group_cls is WorkerGroup, relies(
-        file, "TrainController.worker_group_cls"
-    )
-    assert "(self._worker_cls)" in inspect.getsource(WorkerGroup._create_workers), relies(
-        file, "WorkerGroup._worker_cls"
-    )
-    for method in ("make_decision_for_non_running_worker_group", "make_decision_for_running_worker_group"):
-        assert hasattr(FixedScalingPolicy, method), relies(file, f"FixedScalingPolicy.{method}")
+# --- A run ----------------------------------------------------------------------------------------------------------------
 
 
 def ray_processes_beside_this() -> set[str]:
@@ -230,23 +136,9 @@ def test_a_run_starts_no_helper_that_it_has_no_use_for(tmp_path: Path) -> None:
         run_dir=tmp_path / "run", quiet=True
     )
     titles = set(seen.read_text().split())
-    assert {"Hub", "TrainController"} <= titles, titles
-    unwanted = {"DatasetManager", "PlacementGroupCleaner", "PreemptionWatcher"}
-    assert not titles & unwanted, relies("train/driver/ray_train.py", f"these are not started: {titles & unwanted}")
-
-
-def test_a_failed_training_run_holds_the_errors_of_its_workers() -> None:
-    from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
-    from ray.train.v2.api.exceptions import WorkerGroupError
-
-    parameters = inspect.signature(WorkerGroupError).parameters
-    assert "worker_failures" in parameters, relies("errors.py", "WorkerGroupError.worker_failures")
-    inner = RunError("the disk is full")
-    failed = WorkerGroupError("text", worker_failures={1: inner})
-    assert find_offload_error(failed) is inner, relies("errors.py", "WorkerGroupError.worker_failures, a dict")
-    assert UserExceptionWithTraceback(inner, "a traceback")._base_exc is inner, relies(
-        "train/driver/run.py", "UserExceptionWithTraceback._base_exc"
-    )
+    assert {"Hub", "TrainingWorker"} <= titles, titles
+    unwanted = {"TrainController", "DatasetManager", "PlacementGroupCleaner", "PreemptionWatcher"}
+    assert not titles & unwanted
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
@@ -315,8 +207,8 @@ def test_nodes_that_leave_and_labels_of_nodes_can_be_seen() -> None:
         "train/cluster/draining.py", "state.get_draining_nodes(): ids of nodes"
     )
     (node,) = ray.nodes()  # type: ignore[no-untyped-call]
-    reliance = relies("train/driver/ray_train.py", f"a label {ray_train.NODE_ID} on every node, for label selectors")
-    assert node["Labels"][ray_train.NODE_ID] == node["NodeID"], reliance
+    reliance = relies("train/group/ray_group.py", f"a label {ray_group.NODE_ID} on every node, for label selectors")
+    assert node["Labels"][ray_group.NODE_ID] == node["NodeID"], reliance
     assert cluster.MARKET_TYPE == ray._raylet.RAY_NODE_MARKET_TYPE_KEY, relies(  # type: ignore[attr-defined]
         "train/cluster/connection.py", "the label of nodes that may be taken back"
     )
@@ -589,15 +481,6 @@ def test_ray_can_read_its_mode_and_its_token_anew() -> None:
     assert len(holders) == 2, relies(file, f"only ray._private.worker and its global_worker know the Node: {holders}")
 
 
-def test_a_dead_actor_is_found_by_its_id(actors: Any) -> None:
-    with pytest.raises(ray.exceptions.RayActorError) as caught:
-        ray.get(actors[0].die.remote())
-    told = deaths.how_worker_ended(3, caught.value)
-    assert told is not None, relies("train/cluster/deaths.py", "RayActorError.actor_id, and the table of actors")
-    assert told.startswith("worker 3 on "), told
-    assert ".err" in told, relies("train/cluster/deaths.py", "the names of workers' logs")
-
-
 # --- A Ray of this machine alone --------------------------------------------------------------------------------------
 
 
@@ -631,6 +514,3 @@ def test_ray_forwards_logs_and_messages_by_what_can_be_replaced() -> None:
     assert set(output_tail.RAYS) == {
         ray_constants.LOG_PREFIX_JOB_ID, ray_constants.LOG_PREFIX_ACTOR_NAME, ray_constants.LOG_PREFIX_TASK_NAME,
     }, relies("pipeline/output_tail.py", "the lines by which Ray tells its log monitor whose output follows")  # fmt: skip
-    assert ray_train.PRINT_PATCH in constants.ENV_VARS_TO_PROPAGATE, relies(
-        "train/driver/ray_train.py", "its switch of print"
-    )
