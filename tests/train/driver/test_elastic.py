@@ -19,7 +19,7 @@ import torch
 import offload
 from offload.report.run_dir import read_lines
 from offload.train.checkpoints import format as checkpoint
-from offload.train.driver.run import Run
+from offload.train.driver.conductor import Conductor
 from offload.train.worker.data import batches
 from tests.emulation.history import each_pass, log_batch, read_history
 from tests.emulation.numbers import Line
@@ -119,13 +119,14 @@ def test_workers_follow_a_schedule_and_every_sample_comes_once(
 ) -> None:
     schedule = {0: 1, 1: 2, 2: 1}
     rarely = offload.Checkpoints(every_epochs=100)
-    looks = Run._answered
+    look = Conductor.look
 
-    def until_the_last_commit(run: Run, now_s: float) -> bool:
-        return looks(run, now_s) and sum(e["event"] == "ready_to_resize" for e in events(tmp_path)) < 2
+    def until_the_last_commit(conductor: Conductor, *seen: Any) -> None:
+        if sum(e["event"] == "ready_to_resize" for e in events(tmp_path)) < 2:
+            look(conductor, *seen)
 
     # Epochs of a fraction of a second may end between two looks of the driver: here the run ends before it sees the last workers.
-    monkeypatch.setattr(Run, "_answered", until_the_last_commit)
+    monkeypatch.setattr(Conductor, "look", until_the_last_commit)
     adaptation = offload.Adaptation(schedule=schedule)
     result = run(tmp_path, epochs=4, adaptation=adaptation, checkpoints=rarely, source=source)
     assert result.status == "finished"
