@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import psutil
 import pyarrow as pa
-import pyarrow.fs as pafs
 import pytest
 import ray
 import ray.data
@@ -126,11 +125,8 @@ def test_a_torch_trainer_takes_what_it_is_given(tmp_path: Path) -> None:
     file = "train/driver/run.py"
     assert ".v2." in ray.train.torch.TorchTrainer.__module__, relies(file, "Ray Train's version 2 is the default")
     fields = {f.name for f in dataclasses.fields(ray.train.RunConfig)}
-    wanted = {"name", "storage_path", "storage_filesystem", "failure_config", "checkpoint_config", "logging_config"}
+    wanted = {"name", "storage_path", "storage_filesystem", "failure_config", "logging_config"}
     assert wanted <= fields, relies(file, f"fields of RunConfig: {wanted - fields}")
-    fields = {f.name for f in dataclasses.fields(ray.train.CheckpointConfig)}
-    wanted = {"num_to_keep", "checkpoint_score_attribute", "checkpoint_score_order"}
-    assert wanted <= fields, relies(file, f"fields of CheckpointConfig: {wanted - fields}")
     fields = {f.name for f in dataclasses.fields(ray.train.ScalingConfig)}
     wanted = {"num_workers", "use_gpu", "resources_per_worker"}
     assert wanted <= fields, relies(file, f"fields of ScalingConfig: {wanted - fields}")
@@ -140,12 +136,9 @@ def test_a_torch_trainer_takes_what_it_is_given(tmp_path: Path) -> None:
     )
     run: Any = dataclasses.replace(
         ray.train.RunConfig(failure_config=ray.train.FailureConfig(max_failures=3)),
-        name="checkpoints",
+        name="ray_train",
         storage_path=str(tmp_path),
-        storage_filesystem=pafs.LocalFileSystem(),
-        checkpoint_config=ray.train.CheckpointConfig(
-            num_to_keep=2, checkpoint_score_attribute="accuracy", checkpoint_score_order="max"
-        ),
+        storage_filesystem=None,
         logging_config=ray.train.LoggingConfig(log_level="ERROR"),
     )
     ours = TorchTrainer(
@@ -158,7 +151,7 @@ def test_a_torch_trainer_takes_what_it_is_given(tmp_path: Path) -> None:
         scaling_config=scaling,
         run_config=run,
     )
-    assert (run.name, run.storage_path) == ("checkpoints", str(tmp_path)), relies(
+    assert (run.name, run.storage_path) == ("ray_train", str(tmp_path)), relies(
         file, "RunConfig keeps what it is given"
     )
     assert run.failure_config.max_failures == 3, relies(file, "dataclasses.replace keeps the rest of a RunConfig")
