@@ -47,6 +47,12 @@ QUESTIONS = {
         "train/checkpoints/format.py": "how a checkpoint stores them",
         "train/driver/listed.py": "how a changed source is noticed",
     },
+    "Which checkpoints stay, and from which does a run resume?": {
+        "train/checkpoints/run_folder.py": "which of them count",
+        "train/checkpoints/retention.py": "which of them a run removes",
+        "train/worker/saving/checkpointer.py": "who lists, writes and removes them",
+        "train/worker/saving/committing.py": "when a worker commits one",
+    },
     "Why did a batch of a DataLoader come twice, or never?": {
         "loader/orders.py": "the order, from the user's sampler",
         "loader/line.py": "each batch once, in order",
