@@ -1,27 +1,25 @@
 """Describe the end of a worker's process in one sentence: the worker, its host, its exit code or signal, and its log.
 
 Ray only sees a broken connection. The process that forked the worker on its node knows the exit status
-(:mod:`offload.preload.server`), and a task asks for it there. Only this module touches Ray's private data about dead actors.
+(:mod:`offload.ray_private.preload.server`), and a task asks for it there. Where it stops: :mod:`offload.ray_private.actor_ends` reads Ray's
+tables of actors.
 """
 
 from __future__ import annotations
 
 import signal
 import socket
-from pathlib import Path
 from typing import Any
 
 import ray
-import ray._private.worker
-from ray._private.state import actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from offload.preload.ended import exit_status
+from offload.ray_private.actor_ends import actor_end, log_of
 from offload.train.cluster.ray_processes import how_it_ended
 
 STATUS_S = 1.0  # time for the status to be written
 ANSWER_S = 8.0  # time for the node to answer; it may be gone
-OUT_OF_MEMORY = "oom_context"  # Ray's name for its memory monitor's reason
 
 
 def how_worker_ended(rank: int, error: BaseException) -> str | None:
@@ -29,14 +27,15 @@ def how_worker_ended(rank: int, error: BaseException) -> str | None:
     died: Any = getattr(error, "health_check_failure", error)
     if not isinstance(died, ray.exceptions.RayActorError) or not died.actor_id:
         return None
-    actor: Any = actors(died.actor_id)
-    node, pid = actor["Address"]["NodeID"], int(actor["Pid"])
-    place = NodeAffinitySchedulingStrategy(node, soft=False)
+    end = actor_end(died.actor_id)
+    if end is None:
+        return None
+    place = NodeAffinitySchedulingStrategy(end.node_id, soft=False)
     try:
-        status, host, log = ray.get(_exit_report.options(scheduling_strategy=place).remote(pid), timeout=ANSWER_S)
+        status, host, log = ray.get(_exit_report.options(scheduling_strategy=place).remote(end.pid), timeout=ANSWER_S)
     except ray.exceptions.RayError:
-        return f"worker {rank} ended with its node {actor['Address']['IPAddress']}"
-    return sentence(rank, host, pid, status, log, ray_killed=actor["DeathCause"].WhichOneof("context") == OUT_OF_MEMORY)
+        return f"worker {rank} ended with its node {end.address}"
+    return sentence(rank, host, end.pid, status, log, ray_killed=end.out_of_memory)
 
 
 def sentence(rank: int, host: str, pid: int, status: int | None, log: str | None, *, ray_killed: bool = False) -> str:
@@ -55,6 +54,5 @@ def sentence(rank: int, host: str, pid: int, status: int | None, log: str | None
 @ray.remote(num_cpus=0)
 def _exit_report(pid: int) -> tuple[int | None, str, str | None]:
     """Return the exit status of a process of this node, the host's name, and the file of its standard error."""
-    node: Any = ray._private.worker._global_node
-    logs = sorted(Path(node.get_logs_dir_path()).glob(f"worker-*-{pid}.err"))
-    return exit_status(pid, STATUS_S), socket.gethostname(), str(logs[-1]) if logs else None
+    log = log_of(pid)
+    return exit_status(pid, STATUS_S), socket.gethostname(), None if log is None else str(log)

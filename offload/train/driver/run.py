@@ -27,6 +27,7 @@ from offload.pipeline.preprocessing.unpicklable import obstacle, used
 from offload.pipeline.program.pickling import Carried
 from offload.prices import built_in
 from offload.process.interrupts import COMMITTED_END_S, Interrupts, handled
+from offload.ray_private.draining import draining_nodes
 from offload.report.events.faults import OthersHold
 from offload.report.events.membership import RunLeaving
 from offload.report.events.training import RunStarted
@@ -43,7 +44,6 @@ from offload.train.cluster.connection import (
     on_this_node,
     ping,
 )
-from offload.train.cluster.draining import draining_nodes
 from offload.train.cluster.holdings import Holdings
 from offload.train.cluster.left import leave
 from offload.train.cluster.node_requests import NodeRequests
