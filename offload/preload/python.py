@@ -4,9 +4,9 @@
 
 Ray runs this as the ``py_executable`` of a runtime environment; SCRIPT and its arguments are Ray's. It asks the node's server
 (:mod:`offload.ray_private.preload.server`) for a fork that takes over this process's arguments, environment, folder and standard
-files, and ends. If the driver has started no server (:mod:`offload.preload.ahead`), the first such process starts one and waits with the others: one import
-serves all of them. ALSO names more modules, or is empty: the server has imported these, too, before it forks this process. On any error,
-this process becomes the plain ``python SCRIPT``.
+files, and ends. If the driver has started no server (:mod:`offload.preload.ahead`), the first such process starts one and waits with
+the others: one import serves all of them. ALSO names more modules, or is empty: the server has imported these, too, before it forks
+this process. On any error, this process becomes the plain ``python SCRIPT``.
 
 It imports little, and only from the standard library: every process start still waits for these imports.
 """

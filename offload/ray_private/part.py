@@ -48,7 +48,7 @@ class Part:
     def lacking(self) -> str | None:
         """The first of :attr:`needs` that this Ray lacks; None if it has all. Never raises. It imports Ray's modules."""
         if self.left_out():
-            return "nothing: a test leaves this part out"
+            return "this part, as a test wants it"
         return next((need for need in self.needs if not _is_there(need)), None)
 
     def left_out(self) -> bool:
@@ -61,6 +61,22 @@ class Part:
             with contextlib.suppress(*CHANGED):
                 return private()
         return otherwise()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundPart:
+    """A part as this Ray has it. ``lacking``: the first thing that it lacks; None if the part is active."""
+
+    name: str
+    purpose: str
+    lacking: str | None
+    without: str
+    cost: str
+
+    @property
+    def active(self) -> bool:
+        """Whether offload uses it."""
+        return self.lacking is None
 
 
 def _is_there(need: str) -> bool:

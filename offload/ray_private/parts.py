@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from offload.ray_private import (
     actor_ends,
@@ -22,7 +21,7 @@ from offload.ray_private import (
     preload,
 )
 from offload.ray_private.data import blocks
-from offload.ray_private.part import Part
+from offload.ray_private.part import FoundPart, Part
 
 PARTS: tuple[Part, ...] = (
     preload.PART,
@@ -49,22 +48,6 @@ PARTS: tuple[Part, ...] = (
     actor_ends.LOGS,
     job_client.PART,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class FoundPart:
-    """A part as this Ray has it. ``lacking``: the first thing that it lacks; None if the part is active."""
-
-    name: str
-    purpose: str
-    lacking: str | None
-    without: str
-    cost: str
-
-    @property
-    def active(self) -> bool:
-        """Whether offload uses it."""
-        return self.lacking is None
 
 
 def found_parts(parts: Sequence[Part] = PARTS) -> list[FoundPart]:
