@@ -77,7 +77,11 @@ def preprocessed() -> tuple[str | None, list[int]]:
     executed = isinstance(units, str)
     pipeline = offload.from_ray(dataset, id_column="id")
     listed = Listed(
-        name="train", pipeline=pipeline, index=None, units=None if isinstance(units, str) else units, shuffle=not executed
+        name="train",
+        pipeline=pipeline,
+        index=None,
+        units=None if isinstance(units, str) else units,
+        shuffle=not executed,
     )
     node = ray.get_runtime_context().get_node_id()
     cores = Cores(nodes=(node,), task_cpus=1.0, stores={node: 1e9})
