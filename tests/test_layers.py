@@ -56,6 +56,7 @@ LAYERS = [
         "offload.paced",
         "offload.preload",
         "offload.process",
+        "offload.ray_private",
         "offload.transforms",
         "offload.uncaught",
         "offload.versions",

@@ -49,7 +49,7 @@ def train(ctx: Any) -> None:
 
 def main() -> None:
     folder, least, most, epochs = Path(sys.argv[1]), *map(int, sys.argv[2:5])
-    entries = dict(map(int, entry.split("=")) for entry in sys.argv[5:])  # type: ignore[misc]
+    entries = {int(epoch): int(workers) for epoch, workers in (entry.split("=") for entry in sys.argv[5:])}
     trainer = offload.Trainer(
         train,
         datasets={"train": offload.from_torch(Points())},

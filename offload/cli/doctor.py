@@ -13,6 +13,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from offload.cli.doctor_checks import (
     check_packages,
     check_python,
     check_ray,
+    check_ray_parts,
     check_regions,
     check_shm,
     check_torch,
@@ -40,8 +42,10 @@ from offload.cli.output import error_document, said_document
 from offload.errors import OffloadError, argument
 from offload.machine import cpu_quota, memory_limit
 from offload.process.interrupts import INTERRUPTED
+from offload.ray_private.part import FoundPart
 
 CONNECT_DEADLINE_S = 5.0
+PARTS_DEADLINE_S = 120.0
 RAY_DEADLINE_S = 60.0  # Ray itself gives up on a cluster that refuses its token after about 20 s
 REGIONS_DEADLINE_S = 60.0
 TORCH_DEADLINE_S = 120.0  # a first import from a cold disk takes most of a minute
@@ -69,6 +73,13 @@ import json
 from offload.pipeline.images import turbojpeg
 found = turbojpeg.library()
 print("\\n" + json.dumps({"library": found and found.path}))
+"""
+
+_PARTS_PROBE = """
+import json
+from dataclasses import asdict
+from offload.ray_private.parts import found_parts
+print("\\n" + json.dumps({"parts": [asdict(part) for part in found_parts()]}))
 """
 
 # It runs a task, because a driver with another authentication may connect and hang in its first task.
@@ -101,7 +112,8 @@ def doctor(context: click.Context, address: str | None, cache: str | None, as_js
     Exit code 0 if nothing fails (warnings may remain), else 2.
     """
     try:
-        checks = [*run_checks(address), *([] if cache is None else [cache_check(cache)])]
+        parts = ray_parts()
+        checks = [*run_checks(address), check_ray_parts(parts), *([] if cache is None else [cache_check(cache)])]
     except (OffloadError, KeyboardInterrupt) as end:
         if as_json:
             interrupted = said_document("interrupted", INTERRUPTED)
@@ -109,15 +121,20 @@ def doctor(context: click.Context, address: str | None, cache: str | None, as_js
         raise
     ok = all(check.status != "fail" for check in checks)
     if as_json:
-        click.echo(
-            json.dumps({"schema": "offload.doctor/1", "ok": ok, "checks": [asdict(c) for c in checks]}, indent=2)
-        )
+        known = () if isinstance(parts, str) else parts
+        document = {
+            "schema": "offload.doctor/1",
+            "ok": ok,
+            "checks": [asdict(check) for check in checks],
+            "ray_parts": [{"active": part.active, **asdict(part)} for part in known],
+        }
+        click.echo(json.dumps(document, indent=2))
     else:
-        _print_table(checks, ok)
+        _print_table(checks, ok, () if isinstance(parts, str) else parts)
     context.exit(0 if ok else 2)
 
 
-def _print_table(checks: list[Check], ok: bool) -> None:
+def _print_table(checks: list[Check], ok: bool, parts: Sequence[FoundPart]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -131,6 +148,8 @@ def _print_table(checks: list[Check], ok: bool) -> None:
     for check in checks:
         table.add_row(check.name, Text(check.status, style=colours[check.status]), Text(check.found))
     console.print(table)
+    if active := ", ".join(part.name for part in parts if part.active):
+        console.print(Text(f"\nprivate parts of Ray in use: {active}"))
     for check in checks:
         if check.remedy:
             console.print(Text(f"\n{check.name}: ", style=colours[check.status]) + Text(check.remedy, style=""))
@@ -174,6 +193,15 @@ def regions() -> Check:
     """Look for a decoder of JPEG regions in a child process: a library that does not fit may crash it."""
     ran = _run_child(_REGIONS_PROBE, [], REGIONS_DEADLINE_S)
     return check_regions(None, ran) if isinstance(ran, str) else check_regions(ran["library"])
+
+
+def ray_parts() -> list[FoundPart] | str:
+    """Look for the parts of Ray's private interface in a child process, which imports much of Ray; the error in a sentence if it
+    cannot."""
+    if _version("ray") is None:
+        return "Ray is not installed"
+    ran = _run_child(_PARTS_PROBE, [], PARTS_DEADLINE_S)
+    return ran if isinstance(ran, str) else [FoundPart(**part) for part in ran["parts"]]
 
 
 def torch_facts(deadline_s: float = TORCH_DEADLINE_S) -> TorchFacts:

@@ -6,11 +6,12 @@ Facts about the machine are arguments, so that tests can use any machine's figur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from offload.ray_private.part import FoundPart
 from offload.versions import TESTED_RAY, ray_version_warning
 
 Status = Literal["ok", "warn", "fail"]
@@ -74,6 +75,20 @@ def check_ray(version: str | None) -> Check:
         tested = f">={TESTED_RAY[0]},<{TESTED_RAY[1]}"
         return Check(name="ray", status="ok", found=f"{version} (tested: {tested})")
     return Check(name="ray", status="warn", found=version, remedy=warning)
+
+
+def check_ray_parts(parts: Sequence[FoundPart] | str) -> Check:
+    """Check which parts of Ray's private interface are in use; the remedy says what the missing ones cost. A text: why nobody knows."""
+    if isinstance(parts, str):
+        remedy = "without them, a run is slower: see the check of ray, and its remedy"
+        return Check(name="ray-parts", status="warn", found=parts, remedy=remedy)
+    missing = [part for part in parts if not part.active]
+    found = f"{len(parts) - len(missing)} of {len(parts)} in use"
+    if not missing:
+        return Check(name="ray-parts", status="ok", found=found)
+    lines = [f"{part.name} (this Ray lacks {part.lacking}): {part.without}. Its cost: {part.cost}." for part in missing]
+    tested = f"A run works without them. Ray >={TESTED_RAY[0]},<{TESTED_RAY[1]} has all of them."
+    return Check(name="ray-parts", status="warn", found=found, remedy="\n  ".join([tested, *lines]))
 
 
 def check_auth(env: Mapping[str, str], home: Path, address: str | None) -> Check:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from offload.preload import ahead
+from offload.ray_private.preload import PART
 
 ALWAYS = ("ray", "torch", "offload.pipeline.pool.pool", "offload.pipeline.describe.sources", "offload.train.hub.actor")
 """What preprocessing and the hub need. A node that only preprocesses imports no more."""
@@ -39,10 +40,10 @@ def runtime_env(job: Mapping[str, Any], *, also: Sequence[str] = ()) -> dict[str
     """The runtime environment of processes that start with their imports done, for a job with its own environment ``job``.
     ``also``: modules that these processes need and others do not.
 
-    It is empty if the job brings its own Python, which must not be replaced, or if the user turns preloading off
-    (``OFFLOAD_PRELOAD=0`` in the driver's environment).
+    It is empty if the job brings its own Python, which must not be replaced, if the user turns preloading off
+    (``OFFLOAD_PRELOAD=0`` in the driver's environment), or if this Ray lacks what it needs.
     """
-    if os.environ.get(SWITCH) == "0" or any(job.get(name) for name in OTHER_PYTHON):
+    if not _wanted() or any(job.get(name) for name in OTHER_PYTHON):
         return {}
     launcher = Path(__file__).with_name("python.py")
     # A server that was started ahead may have begun before the driver imported the rest.
@@ -58,9 +59,13 @@ def runtime_env(job: Mapping[str, Any], *, also: Sequence[str] = ()) -> dict[str
 def serving_ahead(mark_name: str, mark: str, *, then: Sequence[str] = FIRST_STEP) -> AbstractContextManager[str]:
     """A context in which a server of this process imports ahead, for a Ray that it is about to start; see
     :func:`offload.preload.ahead.serving`. Without preloading there is none. Workers will run on this node, too."""
-    if os.environ.get(SWITCH) == "0":
+    if not _wanted():
         return nullcontext(mark)
     return ahead.serving([*ALWAYS, *WORKER, *_used()], then, mark_name=mark_name, mark=mark, env=QUIET)
+
+
+def _wanted() -> bool:
+    return os.environ.get(SWITCH) != "0" and PART.available()
 
 
 def _used() -> list[str]:

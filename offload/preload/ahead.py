@@ -17,12 +17,12 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from offload.preload.python import driver_path
 from offload.process import forks
+from offload.ray_private.preload import SERVER
 
-STDIN = "-"  # an owner for :mod:`offload.preload.server`, which imports Ray: this module must not
+STDIN = "-"  # an owner for :mod:`offload.ray_private.preload.server`, which imports Ray: this module must not
 FIRST_JOB = "01000000"
 """The id of a new Ray's first job, which is the driver's. Ray's library keeps the job, the raylet and the authentication that it
 finds in its environment when it is loaded."""
@@ -140,7 +140,7 @@ def _started(modules: Sequence[str], then: Sequence[str], mark_name: str, mark: 
     lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        server = str(Path(__file__).with_name("server.py"))
+        server = str(SERVER)
         flags = ["-s"] if sys.flags.no_user_site else []
         process = subprocess.Popen(
             [sys.executable, *flags, server, path, ",".join(modules), STDIN, str(lock), ",".join(then)],

@@ -1,4 +1,4 @@
-"""The exit statuses of processes that a server of this machine forked, as recorded by :mod:`offload.preload.server`."""
+"""The exit statuses of processes that a server of this machine forked, as recorded by :mod:`offload.ray_private.preload.server`."""
 
 from __future__ import annotations
 

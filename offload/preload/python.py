@@ -3,10 +3,10 @@
     python -S python.py KEY MODULE[,MODULE…] ALSO [-S] [-s] SCRIPT [ARGUMENT…]
 
 Ray runs this as the ``py_executable`` of a runtime environment; SCRIPT and its arguments are Ray's. It asks the node's server
-(:mod:`offload.preload.server`) for a fork that takes over this process's arguments, environment, folder and standard files, and ends.
-If the driver has started no server (:mod:`offload.preload.ahead`), the first such process starts one and waits with the others: one import
-serves all of them. ALSO names more modules, or is empty: the server has imported these, too, before it forks this process. On any error,
-this process becomes the plain ``python SCRIPT``.
+(:mod:`offload.ray_private.preload.server`) for a fork that takes over this process's arguments, environment, folder and standard
+files, and ends. If the driver has started no server (:mod:`offload.preload.ahead`), the first such process starts one and waits with
+the others: one import serves all of them. ALSO names more modules, or is empty: the server has imported these, too, before it forks
+this process. On any error, this process becomes the plain ``python SCRIPT``.
 
 It imports little, and only from the standard library: every process start still waits for these imports.
 """
@@ -131,7 +131,8 @@ def _start_server(path: str, modules: str, raylet: int) -> "subprocess.Popen[byt
     lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        server = os.path.join(os.path.dirname(os.path.abspath(__file__)), "server.py")
+        package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        server = os.path.join(package, "ray_private", "preload", "server.py")
         return subprocess.Popen(
             [sys.executable, server, path, modules, str(raylet), str(lock)],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,  # it outlives this process

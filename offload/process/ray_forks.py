@@ -5,25 +5,19 @@ Python programs do, writes into the middle of the messages of its parent, and th
 wait forever for one of Ray's threads, which it does not have. So a fork begins as if Ray had been shut down: its copies of the
 sockets lead nowhere, it keeps Ray's objects to its end, and its end skips the exit handlers of C++.
 
-Where it stops: a fork cannot use Ray. Only this module knows which objects and sockets make up a connection.
+Where it stops: a fork cannot use Ray. :mod:`offload.ray_private.fork_cut` knows which objects and sockets make up a connection.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import os
-import socket
-import stat
-import sys
 from typing import Any, NoReturn
 
 from offload.errors import RunError
-from offload.process import forks
+from offload.ray_private import fork_cut
 
-WORKER = "ray._private.worker"
-LOOPBACK = "127.0.0.1"
 _forked = False
 
 
@@ -39,66 +33,11 @@ def check_not_forked() -> None:
 def _after_fork() -> None:
     """Cut a fork off from its parent's connection to Ray, if there is one."""
     global _forked
-    module: Any = sys.modules.get(WORKER)
-    worker = getattr(module, "global_worker", None)
-    if worker is None or not hasattr(worker, "core_worker"):
-        return
-    _forked = True
-    # Each step matters even where a later Ray lacks what another one needs.
-    for step in (_leave_sockets, _forget, _end_without_cpp):
-        with contextlib.suppress(Exception):
-            step(module)
-
-
-def _leave_sockets(module: Any) -> None:
-    """Let the copies of the sockets of the machine's node lead nowhere. The parent's stay as they are."""
-    node = module._global_node or module.global_worker.node
-    paths = {node.raylet_socket_name, node.plasma_store_socket_name}
-    with _nowhere() as nowhere:
-        for number in map(int, os.listdir("/proc/self/fd")):
-            with contextlib.suppress(OSError):
-                if _peer(number) in paths:
-                    os.dup2(nowhere.fileno(), number, inheritable=False)
-
-
-def _peer(number: int) -> object:
-    """The address of the other end of a connection; None for other files."""
-    if not stat.S_ISSOCK(os.fstat(number).st_mode):
-        return None
-    with socket.socket(fileno=os.dup(number)) as copy:
-        return copy.getpeername()
-
-
-def _nowhere() -> socket.socket:
-    """A socket that takes everything and gives nothing. Ray ends a process at once whose socket is closed."""
-    nowhere = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    nowhere.bind((LOOPBACK, 0))
-    nowhere.connect(nowhere.getsockname())  # the kernel drops what nobody reads
-    nowhere.shutdown(socket.SHUT_RD)
-    return nowhere
-
-
-def _forget(module: Any) -> None:
-    """Leave Ray's modules as ``ray.shutdown()`` does, but keep all objects whose end would use the connection."""
-    library: Any = sys.modules["ray"]
-    worker = module.global_worker
-    atexit.unregister(module.shutdown)
-    library.init = module.init = _refuse
-    for holder, names in (
-        (worker, ("core_worker", "gcs_client", "gcs_error_subscriber", "gcs_log_subscriber", "node")),
-        (module, ("_global_node",)),
-        (sys.modules["ray._private.state"].state, ("_global_state_accessor", "_task_events_head_client")),
-        (sys.modules["ray.experimental.internal_kv"], ("global_gcs_client",)),
-    ):
-        for name in names:
-            if name in vars(holder):
-                forks.keep(vars(holder)[name])
-                if name in ("core_worker", "gcs_client"):  # Ray asks whether there is one
-                    delattr(holder, name)
-                else:
-                    setattr(holder, name, None)
-    worker.set_is_connected(False)
-    worker.set_mode(None)
+    with contextlib.suppress(Exception):
+        if fork_cut.is_connected():
+            _forked = True
+            fork_cut.cut_off(_refuse)
+            _end_without_cpp()
 
 
 def _refuse(*args: Any, **named: Any) -> NoReturn:
@@ -106,7 +45,7 @@ def _refuse(*args: Any, **named: Any) -> NoReturn:
     raise AssertionError
 
 
-def _end_without_cpp(module: Any) -> None:
+def _end_without_cpp() -> None:
     """End this process without the exit handlers of C++, which wait for Ray's threads, but with all output written."""
     libc = ctypes.CDLL(None)
     for last_first in (libc._exit, libc.fcloseall):

@@ -16,6 +16,8 @@ from offload import machine
 from offload.cli import doctor, doctor_checks
 from offload.cli.doctor_checks import GIB, Check, TorchFacts
 from offload.cli.main import main
+from offload.ray_private import data, draining
+from offload.ray_private.part import ABSENT
 from offload.versions import TESTED_RAY, ray_version_warning
 
 GOOD_TORCH = TorchFacts(torch="2.15.0", torchvision="0.29.2", cuda="13.2")
@@ -53,6 +55,35 @@ def test_json_is_one_document() -> None:
     assert all(set(check) == {"name", "status", "found", "remedy"} for check in document["checks"])
     assert all(check["status"] == "ok" or check["remedy"] for check in document["checks"])
     assert by_name(document)["cluster"]["found"] == "no address given: a run starts a local Ray"
+    assert by_name(document)["ray-parts"]["status"] == "ok"
+    assert {part["active"] for part in document["ray_parts"]} == {True}
+    fields = {"name", "purpose", "active", "lacking", "without", "cost"}
+    assert all(set(part) == fields for part in document["ray_parts"])
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_ray_without_some_parts_is_no_failure_and_names_what_they_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ABSENT, "draining nodes,plans of Datasets")
+    result = CliRunner().invoke(doctor.doctor, [])
+    assert "ray-parts" in result.stdout
+    assert "preloaded processes" in result.stdout
+    for part in (draining.PART, data.PLANS):
+        assert f"{part.name} (this Ray lacks" in result.stdout
+        assert f"{part.without}. Its cost: {part.cost}." in result.stdout
+    document = json.loads(CliRunner().invoke(doctor.doctor, ["--json"]).stdout)
+    assert [part["name"] for part in document["ray_parts"] if not part["active"]] == [
+        "plans of Datasets",
+        "draining nodes",
+    ]
+    assert by_name(document)["ray-parts"]["status"] == "warn"
+
+
+@pytest.mark.usefixtures("quick")
+def test_parts_that_nobody_could_look_for_are_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "ray_parts", lambda: "no answer within 120 s")
+    document = json.loads(CliRunner().invoke(doctor.doctor, ["--json"]).stdout)
+    assert document["ray_parts"] == []
+    assert by_name(document)["ray-parts"]["found"] == "no answer within 120 s"
 
 
 def test_an_interruption_is_a_document_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
-from offload.preload.minimal_agent import DASHBOARD_ONLY
+from offload.ray_private.preload.minimal_agent import DASHBOARD_ONLY
 from tests.emulation.cpu_accounting import Accounting, CpuSeconds, QuotaUnavailable
 from tests.emulation.netns import (
     Host,

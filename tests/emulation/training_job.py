@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from offload.preload.minimal_agent import DASHBOARD_ONLY
+from offload.ray_private.preload.minimal_agent import DASHBOARD_ONLY
 from tests.emulation.hosts import Hosts
 from tests.emulation.netns import HostProcess
 

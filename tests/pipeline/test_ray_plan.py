@@ -23,11 +23,11 @@ from ray.data.block import BlockMetadata
 from ray.data.expressions import col, download, random
 from torch.utils.data import TensorDataset
 
-from offload.pipeline.raydata import drafts
-from offload.pipeline.raydata.dataset_plan import take_over
-from offload.pipeline.raydata.refusals import NotTakenOverError
 from offload.pipeline.raydata.runner import Runner
 from offload.pipeline.raydata.unit_maker import UnitMaker, joined
+from offload.ray_private.data import drafts
+from offload.ray_private.data.dataset_plan import take_over
+from offload.ray_private.data.refusals import NotTakenOverError
 
 pytestmark = [
     pytest.mark.ray,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,40 +12,38 @@ from hypothesis import strategies as st
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from offload.pipeline.pool import ray_state
-from offload.pipeline.pool.ray_state import CREATED, HOLDING, Held, Holder, awaited_cpus, held, holders
+from offload.pipeline.pool.ray_state import Held, Holder, awaited_cpus, held, holders
+from offload.ray_private.cluster_tables import ActorRow, GroupRow
 from tests.helpers import eventually
 
 DEADLINE_S = 300.0
-HERE, JOB = b"driver", b"job"
+HERE, JOB, GROUP = "driver", "job", "group0123"
 
 
-def actor(name: str, cpus: float, *, owner: bytes = HERE, group: bytes = b"", state: int = HOLDING[0]) -> Any:
-    return SimpleNamespace(
-        actor_id=name.encode(),
-        state=state,
-        owner_address=SimpleNamespace(worker_id=owner),
-        address=SimpleNamespace(worker_id=name.encode()),
-        placement_group_id=group,
-        required_resources={"CPU": cpus},
-        repr_name="",
-        name=name,
-        class_name="tests.Actor",
+def actor(name: str, cpus: float, *, owner: str = HERE, group: str = "") -> ActorRow:
+    return ActorRow(
+        actor_id=name,
+        worker=name,
+        owner=owner,
+        group=group,
+        name=f"actor {name}",
+        cpus=cpus,
+        holds=True,
+        node="",
+        pid=0,
     )
 
 
-def group(cpus: float, *, maker: bytes = b"", job: bytes = JOB, state: int = CREATED) -> Any:
-    return SimpleNamespace(
-        placement_group_id=b"group", name="", state=state, creator_actor_id=maker, creator_job_id=job,
-        bundles=[SimpleNamespace(unit_resources={"CPU": cpus})],
-    )  # fmt: skip
+def group(cpus: float, *, maker: str | None = "", job: str = JOB) -> GroupRow:
+    return GroupRow(group_id=GROUP, name="", maker=maker, job=job, cpus=cpus, created=True, removed=False)
 
 
-def told(actors: list[Any], groups: list[Any], taken: float) -> Held:
-    return holders(actors, groups, in_use=taken, here=HERE.hex(), job=JOB.hex())
+def told(actors: list[ActorRow], groups: list[GroupRow], taken: float) -> Held:
+    return holders(actors, groups, in_use=taken, here=HERE, job=JOB)
 
 
 def test_what_a_program_holds_is_what_it_made_and_what_that_made() -> None:
-    mine = [actor("hub", 0), actor("pool", 2, owner=b"hub"), actor("other", 1, owner=b"elsewhere")]
+    mine = [actor("hub", 0), actor("pool", 2, owner="hub"), actor("other", 1, owner="elsewhere")]
     found = told(mine, [], 4.0)
     assert [(each.what, each.ours) for each in found.holders] == [("actor pool", True), ("actor other", False)]
     assert found.in_words == "actor pool 2 CPUs, actor other 1 CPU, tasks 1 CPU"
@@ -56,10 +53,11 @@ def test_what_a_program_holds_is_what_it_made_and_what_that_made() -> None:
 
 
 def test_a_placement_group_goes_by_the_names_of_its_actors_and_counts_once() -> None:
-    inside = actor("worker", 1, group=b"group")
+    inside = actor("worker", 1, group=GROUP)
     assert told([inside], [group(1)], 1.0).in_words == "actor worker 1 CPU"
-    assert told([], [group(1)], 1.0).in_words == f"placement group {b'group'.hex()[:8]} 1 CPU"
-    assert [each.ours for each in told([inside], [group(1, job=b"another")], 1.0).holders] == [False]
+    assert told([], [group(1)], 1.0).in_words == f"placement group {GROUP[:8]} 1 CPU"
+    assert [each.ours for each in told([inside], [group(1, job="another")], 1.0).holders] == [False]
+    assert [each.ours for each in told([], [group(1, maker=None)], 1.0).holders] == [False], "nobody knows its maker"
 
 
 @given(

@@ -21,7 +21,8 @@ import psutil
 import pytest
 
 from offload import preload
-from offload.preload import ahead, ended, python, setup_worker
+from offload.preload import ahead, ended, python
+from offload.ray_private.preload import SERVER, setup_worker
 from tests.helpers import eventually
 
 LAUNCHER = Path(preload.__file__).with_name("python.py")
@@ -229,7 +230,7 @@ def server_of_a_raylet(
     with (
         subprocess.Popen(["sleep", "600"]) as raylet,
         subprocess.Popen(
-            [sys.executable, str(LAUNCHER.with_name("server.py")), str(path), modules, str(raylet.pid), str(lock)],
+            [sys.executable, str(SERVER), str(path), modules, str(raylet.pid), str(lock)],
             pass_fds=[lock],
             env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
         ) as server,
@@ -430,7 +431,7 @@ def test_each_module_that_is_always_preloaded_imports(module: str) -> None:
 
 FORKS = """
 import os, sys
-from offload.preload import ray_ids, server
+from offload.ray_private.preload import ray_ids, server
 if sys.argv[1] == "as usual":
     import ray.train.torch
     print(ray_ids.repeat_in_forks())

@@ -113,6 +113,11 @@ QUESTIONS = {
         "train/cluster/deaths.py": "the sentence on the cause",
         "pipeline/pool/pool.py": "the same for a preprocessing process",
     },
+    "What if a release of Ray changes something private?": {
+        "ray_private/part.py": "what a part is, and how its absence is noticed",
+        "ray_private/parts.py": "all parts",
+        "cli/doctor.py": "who lists them for users",
+    },
 }
 MOST_FILES = 6
 """For one question: with more, the code is at fault."""
@@ -152,6 +157,9 @@ ROOMS = (
     "model/planning",
     "prices",
     "report",
+    "ray_private",
+    "ray_private/data",
+    "ray_private/preload",
 )
 
 

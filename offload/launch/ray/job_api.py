@@ -1,12 +1,10 @@
 """A cluster's job API, through Ray's own client, with deadlines and actionable errors.
 
-Only this module touches the private parts of Ray's client: by itself, the client waits forever for an answer, and prefers an address
-from the environment to its argument. Where it stops: :mod:`offload.launch.ray.job` makes the request.
+Where it stops: :mod:`offload.launch.ray.job` makes the request, and :mod:`offload.ray_private.job_client` Ray's client.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import tempfile
@@ -19,6 +17,7 @@ from offload.errors import ConfigError, argument
 from offload.launch.launcher import Unreachable
 from offload.launch.ray.address import dashboard_url
 from offload.launch.ray.job import RUN_DIR, RayJob
+from offload.ray_private.job_client import job_client, version_of
 
 REACH_S = 5.0
 ANSWER_S = 60.0
@@ -30,7 +29,6 @@ NEEDS = (
     "--head --dashboard-host=0.0.0.0."
 )
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
-COMES_FIRST = "RAY_API_SERVER_ADDRESS"
 _STATUS = re.compile(r"Request failed with status code (\d+): (.*)", re.DOTALL)
 
 
@@ -52,7 +50,7 @@ class JobApi:
         self.url = dashboard_url(address)
         _check_token_file()
         self.client: Any = self._connected()
-        self.ray_version = str(self.client._server_ray_version)
+        self.ray_version = version_of(self.client)
         self._check_version()
         self.client.answer_s = ANSWER_S
 
@@ -103,7 +101,7 @@ class JobApi:
         from ray.exceptions import AuthenticationError
 
         try:
-            return _client(self.url)
+            return job_client(self.url, reach_s=REACH_S, send_s=SEND_S)
         except AuthenticationError as error:
             raise ConfigError(self._on_the_token(str(error))) from None
         except (ConnectionError, requests.exceptions.Timeout) as error:
@@ -185,30 +183,6 @@ def check_installed() -> None:
         import requests  # noqa: F401
     except ImportError as error:
         raise ConfigError(f"launching on a Ray cluster needs {error.name}: pip install 'offload[ray]'.") from None
-
-
-def _client(url: str) -> Any:
-    """Ray's client, with a deadline for every request."""
-    from ray.job_submission import JobSubmissionClient
-
-    class Client(JobSubmissionClient):
-        answer_s = REACH_S
-
-        def _do_request(self, method: str, endpoint: str, **more: Any) -> Any:
-            # urllib3 applies the connect timeout while it sends the whole body, in one call.
-            send_s = REACH_S if more.get("data") is None else SEND_S
-            return super()._do_request(method, endpoint, **{"timeout": (send_s, self.answer_s), **more})
-
-    for name in ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk"):
-        logging.getLogger(name).setLevel(logging.ERROR)  # it logs each upload
-    before = os.environ.get(COMES_FIRST)
-    os.environ[COMES_FIRST] = url
-    try:
-        return Client(url)
-    finally:
-        os.environ.pop(COMES_FIRST)
-        if before is not None:
-            os.environ[COMES_FIRST] = before
 
 
 def _reason(error: BaseException) -> str:

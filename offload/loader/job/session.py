@@ -72,7 +72,8 @@ class FeedSession:
         except BaseException:
             self._stack.close()
             raise
-        on_first_use(_let_program)
+        if not on_first_use(_let_program):
+            self.is_programs = True
         threading.Thread(target=self._beat, daemon=True, name="offload-loader-alive").start()
 
     @property

@@ -7,6 +7,7 @@ reads the samples.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -312,7 +313,8 @@ def from_ray(
         ConfigError: for something else than a Dataset, and invalid options; and, when the run starts, for ``shuffle=True`` or
             ``on_error="skip"`` with a Dataset that Ray Data has to execute.
     """
-    if not all(hasattr(type(dataset), name) for name in ("map_batches", "iter_internal_ref_bundles")):
+    data = sys.modules.get("ray.data")  # whoever has a Dataset has imported it
+    if data is None or not isinstance(dataset, data.Dataset):
         raise ConfigError(f"from_ray takes a ray.data.Dataset, found {shown(dataset)}.")
     if id_column is not None:
         check_text("from_ray: id_column", id_column, sane="the name of a column of integers")

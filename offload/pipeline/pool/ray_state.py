@@ -1,6 +1,7 @@
-"""Who holds the CPUs of a Ray cluster, and who waits for some, from Ray's private tables.
+"""Who holds the CPUs of a Ray cluster, and who waits for some.
 
-Where it stops: the tables name actors and placement groups. Of tasks they know only what all of them hold.
+Where it stops: :mod:`offload.ray_private.cluster_tables` reads Ray's tables. They name actors and placement groups. Of tasks they know
+only what all of them hold.
 """
 
 from __future__ import annotations
@@ -9,21 +10,28 @@ import contextlib
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import psutil
 import ray
-from ray._private import state
-from ray._private.worker import global_worker
-from ray.core.generated import autoscaler_pb2, gcs_pb2
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
+from offload.ray_private import cluster_tables
+from offload.ray_private.cluster_tables import ActorRow, GroupRow, awaited_cpus, programs
+
+__all__ = [
+    "SLACK",
+    "Held",
+    "Holder",
+    "awaited_cpus",
+    "cpus_shown",
+    "held",
+    "held_in_vain",
+    "holders",
+    "programs",
+    "remove_groups_of",
+]
+
 SLACK = 1e-3  # CPUs: sums of Ray's amounts differ in the last decimals
-_gcs: Any = gcs_pb2  # generated, without types
-_autoscaler: Any = autoscaler_pb2
-CREATED = _gcs.PlacementGroupTableData.CREATED
-REMOVED = _gcs.PlacementGroupTableData.REMOVED
-HOLDING = (_gcs.ActorTableData.ALIVE, _gcs.ActorTableData.RESTARTING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,53 +73,36 @@ def cpus_shown(cpus: float) -> str:
 
 def held() -> Held:
     """Who holds the CPUs of the cluster to which this process is connected."""
-    known: Any = state
-    total, free = known.cluster_resources().get("CPU", 0.0), known.available_resources().get("CPU", 0.0)
+    in_use = cluster_tables.cpus_in_use()
     here = ray.get_runtime_context().get_worker_id()
     job = ray.get_runtime_context().get_job_id()
-    return holders(_actors(), _groups(), in_use=total - free, here=here, job=job)
+    return holders(cluster_tables.actors(), cluster_tables.groups(), in_use=in_use, here=here, job=job)
 
 
-def holders(actors: Sequence[Any], groups: Sequence[Any], *, in_use: float, here: str, job: str) -> Held:
+def holders(actors: Sequence[ActorRow], groups: Sequence[GroupRow], *, in_use: float, here: str, job: str) -> Held:
     """Who holds the ``in_use`` CPUs, from Ray's tables. ``here``: this process's id as a worker of Ray; ``job``: the id of its job."""
     every = {actor.actor_id for actor in actors}
-    living = [actor for actor in actors if actor.state in HOLDING]
+    living = [actor for actor in actors if actor.holds]
     workers = {here}
-    ours: set[bytes] = set()
+    ours: set[str] = set()
     # Ours are also the actors that our actors have started, and so on: as many rounds as generations.
-    while new := [a for a in living if a.owner_address.worker_id.hex() in workers and a.actor_id not in ours]:
+    while new := [a for a in living if a.owner in workers and a.actor_id not in ours]:
         ours.update(actor.actor_id for actor in new)
-        workers.update(actor.address.worker_id.hex() for actor in new)
+        workers.update(actor.worker for actor in new)
     candidates = []
     for group in groups:
-        if group.state == CREATED:
-            cpus = sum(bundle.unit_resources.get("CPU", 0.0) for bundle in group.bundles)
-            inside = {_name(actor) for actor in living if actor.placement_group_id == group.placement_group_id}
-            what = " and ".join(sorted(inside)) or f"placement group {group.name or group.placement_group_id.hex()[:8]}"
-            of_our_driver = group.creator_actor_id not in every and group.creator_job_id.hex() == job
-            by_us = group.creator_actor_id in ours or of_our_driver
-            candidates.append(Holder(what=what, cpus=cpus, ours=by_us))
-    for actor in living:
-        if not any(actor.placement_group_id):
-            cpus = actor.required_resources.get("CPU", 0.0)
-            candidates.append(Holder(what=_name(actor), cpus=cpus, ours=actor.actor_id in ours))
+        if group.created:
+            inside = {actor.name for actor in living if actor.group == group.group_id}
+            what = " and ".join(sorted(inside)) or f"placement group {group.name or group.group_id[:8]}"
+            by_driver = group.maker is not None and group.maker not in every
+            by_us = group.maker in ours or (by_driver and group.job == job)
+            candidates.append(Holder(what=what, cpus=group.cpus, ours=by_us))
+    candidates += [
+        Holder(what=actor.name, cpus=actor.cpus, ours=actor.actor_id in ours) for actor in living if not actor.group
+    ]
     named = tuple(holder for holder in candidates if holder.cpus > SLACK)
     # Ray's tables name no tasks: they hold what is left.
     return Held(holders=named, tasks=max(in_use - sum(holder.cpus for holder in named), 0.0))
-
-
-def _name(actor: Any) -> str:
-    """An actor in words: its own representation, or its class."""
-    return str(actor.repr_name or f"actor {actor.name or actor.class_name.rpartition('.')[2]}")
-
-
-def awaited_cpus() -> float:
-    """The CPUs for which tasks and actors of the cluster wait; 0 if none waits."""
-    worker: Any = global_worker
-    reply = _autoscaler.GetClusterResourceStateReply()
-    reply.ParseFromString(worker.gcs_client.get_cluster_resource_state())
-    asked = reply.cluster_resource_state.pending_resource_requests
-    return float(sum(request.request.resources_bundle.get("CPU", 0.0) * request.count for request in asked))
 
 
 def held_in_vain() -> str:
@@ -127,21 +118,15 @@ def held_in_vain() -> str:
     return "" if in_use.tasks > SLACK else in_use.in_words
 
 
-def programs() -> int:
-    """The number of programs that are connected to the cluster."""
-    known: Any = state
-    return sum(not job["IsDead"] for job in known.jobs())
-
-
 def remove_groups_of(makers: Collection[str]) -> bool:
     """Remove the placement groups that these actors, by their ids, have made. Return whether they can make no more: their processes, if on
     this machine, have ended."""
     here = ray.get_runtime_context().get_node_id()
-    made_by = [actor for actor in _actors() if actor.actor_id.hex() in makers]
-    over = not any(actor.address.node_id.hex() == here and _runs(actor.pid) for actor in made_by)
-    for group in _groups():
-        if group.state != REMOVED and group.creator_actor_id.hex() in makers:
-            remove_placement_group(PlacementGroup(ray.PlacementGroupID(group.placement_group_id)))
+    made_by = [actor for actor in cluster_tables.actors() if actor.actor_id in makers]
+    over = not any(actor.node == here and _runs(actor.pid) for actor in made_by)
+    for group in cluster_tables.groups():
+        if not group.removed and group.maker in makers:
+            remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group.group_id))))
     return over
 
 
@@ -149,13 +134,3 @@ def _runs(pid: int) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False
-
-
-def _actors() -> list[Any]:
-    tables = state.state._connect_and_get_accessor().get_actor_table(None, None)
-    return [_gcs.ActorTableData.FromString(table) for table in tables]
-
-
-def _groups() -> list[Any]:
-    tables = state.state._connect_and_get_accessor().get_placement_group_table()
-    return [_gcs.PlacementGroupTableData.FromString(table) for table in tables]

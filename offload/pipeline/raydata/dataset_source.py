@@ -25,6 +25,7 @@ import numpy as np
 from offload.pipeline.index.rows import Runs
 from offload.pipeline.index.source import At, Index, Reader, Samples, nowhere
 from offload.pipeline.raydata.unit_maker import UnitMaker, UnitSamples, gathered
+from offload.ray_private.data import PLANS
 
 if TYPE_CHECKING:
     import ray.data
@@ -40,12 +41,12 @@ def units_of(dataset: ray.data.Dataset, *, shuffle: bool = True, has_ids: bool =
     If a step needs rows of several blocks at once, Ray Data executes the Dataset up to there first, which may take long. Raises RunError
     if that fails, and ConfigError for a Dataset without rows.
     """
-    try:
-        from offload.pipeline.raydata.dataset_plan import take_over
-        from offload.pipeline.raydata.executed import ExecutionError
-        from offload.pipeline.raydata.refusals import NotTakenOverError
-    except ImportError as error:
-        return f"offload does not know the plans of Ray {ray.__version__} ({error})"
+    if (lacking := PLANS.lacking()) is not None:
+        return f"offload does not know the plans of Ray {ray.__version__} (it lacks {lacking})"
+    from offload.ray_private.data.dataset_plan import take_over
+    from offload.ray_private.data.executed import ExecutionError
+    from offload.ray_private.data.refusals import NotTakenOverError
+
     try:
         plan = take_over(dataset, shuffle=shuffle, has_ids=has_ids)
     except NotTakenOverError as error:

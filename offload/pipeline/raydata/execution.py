@@ -1,14 +1,12 @@
 """``ray.data.Dataset`` sources that Ray Data executes: the user's own pipeline, then the transform and the wire format.
 
-This file uses more of Ray Data than its everyday API, which a contract test checks:
-``iter_internal_ref_bundles`` is a developer API, and the fields of a block's statistics have moved between releases.
+Where it stops: :mod:`offload.ray_private.data.blocks` knows the blocks of an execution.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -32,6 +30,7 @@ from offload.pipeline.preprocessing.block import plain, unsendable, unsendable_s
 from offload.pipeline.preprocessing.recipe import Recipe
 from offload.pipeline.preprocessing.transform import check_names, transform
 from offload.pipeline.raydata.columns import columns_of_block
+from offload.ray_private.data.blocks import blocks_of
 
 
 def encode_foreign(
@@ -153,13 +152,6 @@ def _encode(block: Any, *, packed: PackedRecipe, id_column: str | None, done: Ra
 
 def iterate(dataset: ray.data.Dataset) -> Iterator[Block]:
     """Execute a dataset and yield its blocks, as references."""
-    for bundle in dataset.iter_internal_ref_bundles():
-        for entry in bundle.blocks:
-            stats = entry.metadata.exec_stats
-            cost = Cost(
-                rows=int(entry.metadata.num_rows or 0),
-                size_bytes=int(entry.metadata.size_bytes or 0),
-                cpu_s=float(getattr(stats, "cpu_time_s", None) or math.nan),
-                wall_s=float(getattr(stats, "wall_time_s", None) or math.nan),
-            )
-            yield Block(ref=entry.ref, cost=cost)
+    for block in blocks_of(dataset):
+        cost = Cost(rows=block.rows, size_bytes=block.size_bytes, cpu_s=block.cpu_s, wall_s=block.wall_s)
+        yield Block(ref=block.ref, cost=cost)

@@ -1,6 +1,6 @@
 """Makes the units of a ``ray.data.Dataset`` in a preprocessing process: runs the read task and the steps of each.
 
-Where it stops: :mod:`offload.pipeline.raydata.dataset_plan` knows Ray's plans. The samples go to the recipe of a pass over units
+Where it stops: :mod:`offload.ray_private.data.dataset_plan` knows Ray's plans. The samples go to the recipe of a pass over units
 (:mod:`offload.pipeline.raydata.units`), or to the reader of an index of rows (:mod:`offload.pipeline.raydata.dataset_source`).
 """
 

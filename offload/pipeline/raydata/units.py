@@ -1,7 +1,7 @@
 """Sources whose samples are known only once a unit of them is made, and the recipe that makes units in a preprocessing process.
 
 Such a source is a ``ray.data.Dataset`` whose read tasks and functions the pool runs: filters and batch functions may return any number of
-rows. Where it stops: :mod:`offload.pipeline.raydata.dataset_plan` knows Ray's plans, and :mod:`offload.pipeline.feed.tasks` cuts a pass
+rows. Where it stops: :mod:`offload.ray_private.data.dataset_plan` knows Ray's plans, and :mod:`offload.pipeline.feed.tasks` cuts a pass
 into tasks.
 """
 
@@ -43,7 +43,7 @@ class UnitIndex:
     """The units of a source.
 
     Args:
-        table: a row for each unit, with the fields of :class:`offload.pipeline.raydata.drafts.Unit` that a task needs.
+        table: a row for each unit, with the fields of :class:`offload.ray_private.data.drafts.Unit` that a task needs.
         chains: the steps of units, by the column ``chain``.
         samples: the samples of a pass. None: only running the source tells.
         identity: equal for sources with equal units.

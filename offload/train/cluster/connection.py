@@ -29,10 +29,10 @@ from offload.errors import ConfigError, RunError, argument
 from offload.model.checks import check_text
 from offload.model.placement import GPU_TYPE, NodeResources, beside
 from offload.preload import ahead
-from offload.preload.local_agent import LOOPBACK
 from offload.process.interrupts import Interrupts, handled
 from offload.process.program_state import restored
 from offload.process.ray_forks import check_not_forked
+from offload.ray_private.preload.local_agent import LOOPBACK
 from offload.train.cluster import ray_processes
 from offload.train.cluster.holdings import left
 from offload.train.cluster.idle import give_back_idle, used_by_a_run
@@ -424,6 +424,8 @@ def _cluster_here() -> str:
     """The address of a cluster that has this machine as a node. Some of the machine's Ray processes may run in containers that are
     unreachable from outside, so this tries all addresses at once."""
     addresses = addresses_here()
+    if addresses is None:  # Ray itself looks for one
+        return "auto"
     with ThreadPoolExecutor(max_workers=max(len(addresses), 1)) as pool:
         for address, usable in zip(addresses, pool.map(_may_be_joined, addresses), strict=True):
             if usable:

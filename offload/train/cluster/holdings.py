@@ -17,6 +17,7 @@ import ray
 from ray.util.placement_group import get_placement_group, placement_group, remove_placement_group
 
 from offload.pipeline.pool.ray_state import remove_groups_of
+from offload.ray_private.cluster_tables import id_of
 
 NAMESPACE = "offload"
 HUB = " hub"  # the end of a hub's name
@@ -71,7 +72,8 @@ class Holdings:
         for name in reversed(list(self._actors)):
             with contextlib.suppress(*_GONE):
                 actor = ray.get_actor(name, namespace=NAMESPACE)
-                self._makers.add(actor._actor_id.hex())
+                if (maker := id_of(actor)) is not None:
+                    self._makers.add(maker)
                 ray.kill(actor)
             self.forget_actor(name)
         for name in list(self._groups):

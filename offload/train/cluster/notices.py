@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from offload.ray_private.draining import drain
 from offload.report.events import RunEvent, SpotNoticed, SpotRebalance, SpotUnwatched
-from offload.train.cluster.draining import drain
 from offload.train.cluster.instance_metadata import ENDPOINT, ENDPOINT_VARIABLE, InstanceMetadata, MetadataError
 
 if TYPE_CHECKING:

@@ -1,13 +1,11 @@
-"""The processes of Ray: start them, watch the indispensable ones, and end those that remain. Only this module touches Ray's private
-interface to them.
+"""The processes of Ray: start them, watch the indispensable ones, and end those that remain.
 
-Where it stops: it watches a cluster that others started, but never ends it.
+Where it stops: it watches a cluster that others started, but never ends it. :mod:`offload.ray_private.local_start` changes how Ray starts.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import secrets
 import signal
@@ -24,18 +22,15 @@ from typing import Any
 
 import psutil
 import ray
-import ray._private.auto_init_hook
-import ray._private.node
-import ray._private.parameter
-import ray._private.ray_constants as ray_constants
-import ray._private.services
-import ray._private.utils
-import ray._private.worker
 
 from offload.errors import RunError
-from offload.preload import NONE_AHEAD, ahead, local_agent, minimal_agent, setup_worker
+from offload.preload import NONE_AHEAD, ahead
 from offload.process import forks
 from offload.process.interrupts import HELD
+from offload.ray_private import local_start
+from offload.ray_private.first_use import call_before_ray
+from offload.ray_private.own_processes import UnknownEndError, own_processes
+from offload.ray_private.preload import local_agent, minimal_agent
 from offload.train.cluster.reaper import MARK, end_marked
 
 RECONNECT = "gcs_rpc_server_reconnect_timeout_s"  # Ray's setting for how long processes look for a lost control process
@@ -47,6 +42,7 @@ SYSTEM_CONFIG = {
 REACH_S = 2.0
 LOOK_S = 1.0
 REFUSED_S = 4.0  # patience if connections are refused, which is a surer sign than silence
+ENDED = "the connection to Ray has ended."
 NAMES = {"gcs_server": "control process (gcs_server)", "raylet": "node process (raylet)"}
 
 
@@ -62,8 +58,14 @@ def start_local(mark: str, *, metrics_port: int | None = None, **options: Any) -
     """
     os.environ[MARK] = mark
     try:
-        with _undisturbed(), _without_helpers(), minimal_agents() if metrics_port is None else _local_agents():
-            ray.init(address="local", _system_config=SYSTEM_CONFIG, _metrics_export_port=metrics_port, **options)
+        with (
+            local_start.undisturbed(_out_of_reach) as told,
+            local_start.without_helpers(),
+            minimal_agents() if metrics_port is None else _local_agents(),
+        ):
+            if not told:
+                ahead.end()  # it would wait for the raylet, and processes for it
+            ray.init(address="local", **local_start.settings(SYSTEM_CONFIG, metrics_port), **options)
         if ray.get_runtime_context().get_job_id() != ahead.FIRST_JOB:
             ahead.end()
     finally:
@@ -72,95 +74,30 @@ def start_local(mark: str, *, metrics_port: int | None = None, **options: Any) -
 
 def join(address: str, **options: Any) -> None:
     """Connect to the cluster at ``address``."""
-    with _undisturbed():
+    with local_start.undisturbed(_out_of_reach):
         ray.init(address=address, **options)
 
 
-@contextmanager
-def _without_helpers() -> Iterator[None]:
-    """A context in which ``ray.init`` starts no helper processes.
-
-    One machine needs no autoscaler monitor, a run shows its workers' output without the log monitor, and nobody needs the dashboard.
-    They would take two seconds of CPU time at the start, and 1 % of a core. Our own script
-    (:mod:`offload.preload.setup_worker`) also starts each worker process a quarter of a second sooner.
-    """
-    alone = functools.partial(
-        ray._private.parameter.RayParams,
-        no_monitor=True,
-        include_log_monitor=False,  # type: ignore[arg-type]
-        dashboard_agent_listen_port=0,
-        setup_worker_path=setup_worker.__file__,
-    )
-    with _instead(
-        (ray._private.parameter, "RayParams", alone),
-        (ray._private.node.Node, "start_api_server", lambda node, **named: None),
-    ):
-        yield
-
-
-@contextmanager
-def minimal_agents() -> Iterator[None]:
+def minimal_agents() -> AbstractContextManager[None]:
     """A context in which the nodes that this process starts have agents without the dashboard's parts
-    (:mod:`offload.preload.minimal_agent`)."""
-    missing = ImportError("no dashboard is wanted")
-    with (
-        _agents_by(minimal_agent.__file__),
-        _instead((ray._private.utils, "get_dashboard_dependency_error", lambda: missing)),
-    ):
-        yield
+    (:mod:`offload.ray_private.preload.minimal_agent`)."""
+    return local_start.agents_by(minimal_agent.__file__, without_dashboard=True)
 
 
 def _local_agents() -> AbstractContextManager[None]:
     """A context in which the nodes that this process starts have agents that listen on the loopback address alone
-    (:mod:`offload.preload.local_agent`)."""
-    return _agents_by(local_agent.__file__)
+    (:mod:`offload.ray_private.preload.local_agent`)."""
+    return local_start.agents_by(local_agent.__file__)
 
 
-def _agents_by(script: str) -> AbstractContextManager[None]:
-    """A context in which this script starts the agents of the nodes that this process starts."""
-    python_of = ray._private.services._build_python_executable_command_memory_profileable
-
-    def with_ours(component: str, *args: Any, **named: Any) -> list[str]:
-        agent = component == ray_constants.PROCESS_TYPE_DASHBOARD_AGENT
-        return [*python_of(component, *args, **named), *([script] if agent else [])]
-
-    return _instead((ray._private.services, python_of.__name__, with_ours))
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """A context in which ``ray.init`` leaves signals and output to the run.
-
-    It leaves SIGTERM to its caller, and starts processes that neither Ctrl-C nor the end of a terminal reaches (Ray shields them only
-    from Ctrl-C). It does not print the raylets' messages about dead workers: a run reports these itself, and Ray's logs have them.
-    """
-    with _instead(
-        (ray._private.utils, "set_sigterm_handler", lambda handler: None),
-        (ray._private.worker, "listen_error_messages", lambda worker, threads_stopped: None),
-        (ray._private.services, "ConsolePopen", _out_of_reach),
-    ):
-        yield
-
-
-@contextmanager
-def _instead(*replacements: tuple[Any, str, Any]) -> Iterator[None]:
-    """A context in which these attributes of Ray are replaced."""
-    originals = [(module, name, getattr(module, name)) for module, name, _ in replacements]
-    try:
-        for module, name, value in replacements:
-            setattr(module, name, value)
-        yield
-    finally:
-        for module, name, value in originals:
-            setattr(module, name, value)
-
-
-def _out_of_reach(command: list[str], *, preexec_fn: Callable[[], None], **named: Any) -> Any:
-    """Start a process in its own session, and unblock the signals there that are blocked here."""
+def _out_of_reach(command: list[str], *, preexec_fn: Callable[[], None] | None = None, **named: Any) -> Any:
+    """Start a process that neither Ctrl-C nor the end of a terminal reaches (Ray shields it only from Ctrl-C), in its own session, and
+    unblock the signals there that are blocked here."""
 
     def prepare() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
-        preexec_fn()
+        if preexec_fn is not None:
+            preexec_fn()
 
     process = subprocess.Popen(command, preexec_fn=prepare, start_new_session=True, **named)
     if Path(command[0]).name == "raylet":
@@ -173,8 +110,10 @@ _no_new_ray = threading.local()
 
 @contextmanager
 def no_new_ray() -> Iterator[None]:
-    """A context in which this thread's calls to Ray raise RunError if there is no connection. Ray itself would start a new Ray."""
-    _hook_in()
+    """A context in which this thread's calls to Ray raise RunError if there is no connection. Ray itself would start a new Ray. Where
+    calls cannot be noticed, only the beginning raises it."""
+    if not call_before_ray(_connected_or) and not ray.is_initialized():
+        raise RunError(ENDED)
     before = getattr(_no_new_ray, "on", False)
     _no_new_ray.on = True
     try:
@@ -186,23 +125,16 @@ def no_new_ray() -> Iterator[None]:
 _first_uses: list[Callable[[], None]] = []
 
 
-def on_first_use(tell: Callable[[], None]) -> None:
-    """Call ``tell`` when the program's own code first uses the present connection."""
-    _hook_in()
+def on_first_use(tell: Callable[[], None]) -> bool:
+    """Call ``tell`` when the program's own code first uses the present connection. Return whether such calls will be noticed."""
     _first_uses[:] = [tell]
-
-
-def _hook_in() -> None:
-    """Wrap Ray's automatic start, which Ray calls before each of its functions, so that this module notices every call."""
-    hook: Any = ray._private.auto_init_hook
-    if not isinstance(hook.auto_init_ray, functools.partial):
-        hook.auto_init_ray = functools.partial(_connected_or, hook.auto_init_ray)
+    return call_before_ray(_connected_or)
 
 
 def _connected_or(start: Callable[[], None]) -> None:
     if getattr(_no_new_ray, "on", False):
         if not ray.is_initialized():
-            raise RunError("the connection to Ray has ended.")
+            raise RunError(ENDED)
     elif _first_uses and ray.is_initialized() and not _is_called_here():
         listeners, _first_uses[:] = list(_first_uses), []  # in one step, since other threads may be here too
         for tell in listeners:
@@ -248,23 +180,18 @@ def kill_own() -> None:
             process.kill()
 
 
-def own_processes() -> dict[str, subprocess.Popen[bytes]]:
-    """The control process and the node process of a Ray that this process started, by name; empty for a Ray that it joined."""
-    node: Any = ray._private.worker._global_node
-    started = {} if node is None else node.all_processes
-    return {name: started[name][0].process for name in NAMES if name in started}
-
-
 class ControlWatch:
     """A watch over the processes that a run needs: the cluster's control process, and the node process of the driver's machine.
     ``now_s``: a clock, in seconds."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
-        node: Any = ray._private.worker._global_node
+        context = ray.get_runtime_context()
+        nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]
+        node: dict[str, Any] = next((each for each in nodes if each["NodeID"] == context.get_node_id()), {})
         self._own = own_processes()
         self._now_s = now_s
-        self._gcs, self._host = str(node.gcs_address), str(node.node_ip_address)
-        self._raylet = None if self._own else _raylet_of(str(node.raylet_socket_name))
+        self._gcs, self._host = context.gcs_address, str(node.get("NodeManagerAddress", "this machine"))
+        self._raylet = None if self._own else _raylet_of(str(node.get("RayletSocketName", "")))
         setting = os.environ.get(f"RAY_{RECONNECT}")
         self._patience_s = None if setting is None else float(setting)
         self._answered_at = self._looked_at = now_s()
@@ -278,7 +205,11 @@ class ControlWatch:
 
     def _end(self) -> str | None:
         for name, process in self._own.items():
-            if (status := process.poll()) is not None:
+            try:
+                status = process.poll()
+            except UnknownEndError:
+                return f"Ray's {NAMES[name]} on {self._host} has ended"
+            if status is not None:
                 return f"Ray's {NAMES[name]} on {self._host} {how_it_ended(status)}"
         if self._raylet is not None and not _alive(self._raylet):
             return f"Ray's {NAMES['raylet']} on {self._host} has ended"
@@ -334,6 +265,10 @@ def _raylet_of(socket_name: str) -> psutil.Process | None:
     """The process behind a node's socket on this machine, if it is visible."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.name() == "raylet" and any(word.endswith(socket_name) for word in process.cmdline()):
+            if (
+                socket_name
+                and process.name() == "raylet"
+                and any(word.endswith(socket_name) for word in process.cmdline())
+            ):
                 return process
     return None

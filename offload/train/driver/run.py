@@ -28,6 +28,7 @@ from offload.pipeline.preprocessing.unpicklable import obstacle, used
 from offload.pipeline.program.pickling import Carried
 from offload.prices import built_in
 from offload.process.interrupts import COMMITTED_END_S, Interrupts, handled
+from offload.ray_private.draining import draining_nodes
 from offload.report.events.faults import OthersHold
 from offload.report.events.membership import RunLeaving
 from offload.report.events.training import RunStarted
@@ -44,7 +45,6 @@ from offload.train.cluster.connection import (
     nodes_to_end_with,
     on_this_node,
 )
-from offload.train.cluster.draining import draining_nodes
 from offload.train.cluster.holdings import Holdings, worker_title
 from offload.train.cluster.left import leave
 from offload.train.cluster.node_requests import NodeRequests

@@ -21,6 +21,7 @@ from ray import cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from offload.preload.ended import exit_status
+from offload.ray_private.actor_ends import ran_out_of_memory
 from offload.train.cluster.holdings import Holdings
 from offload.train.cluster.reachable import silent_nodes
 from offload.train.group.deaths import sentence
@@ -31,7 +32,6 @@ from offload.train.group.joined import joined, members, open_store
 NODE_ID = "ray.io/node-id"  # a label that every node has
 STATUS_S = 1.0  # time for an exit status to be written
 ANSWER_S = 8.0  # time for a node to answer; it may be gone
-OUT_OF_MEMORY = "running low on memory"  # Ray's words for its memory monitor's reason
 STANDARD_ERROR = "/proc/self/fd/2"
 
 
@@ -180,7 +180,9 @@ class RayGroup:
             status = ray.get(_exit_status.options(scheduling_strategy=place).remote(process.pid), timeout=ANSWER_S)
         except ray.exceptions.RayError:
             return gone
-        ray_killed = OUT_OF_MEMORY in str(self._died_of.get(rank, ""))
+        error = self._died_of.get(rank)
+        actor_id = error.actor_id if isinstance(error, ray.exceptions.RayActorError) else None
+        ray_killed = actor_id is not None and ran_out_of_memory(actor_id)
         return sentence(rank, process.host, process.pid, status, process.log, ray_killed=ray_killed)
 
     def end(self) -> None:

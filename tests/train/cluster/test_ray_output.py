@@ -8,6 +8,7 @@ import pytest
 import ray
 import ray._private.worker
 from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
+from ray._private.state import actors
 
 from offload.pipeline.blocks.sender import BlockSender
 from offload.pipeline.pool.preprocessor import Preprocessor
@@ -60,12 +61,12 @@ def test_deaths_of_our_processes_are_not_told_twice(shown: list[str]) -> None:
     keep_to_logs()
     ours, theirs = ray.remote(BlockSender).remote(), ray.remote(Theirs).remote()
     ray.get([ours.ready.remote(), theirs.pid.remote()])
-    known: Any = ray_output.actors()
+    known: Any = actors()
     mine = {actor._actor_id.hex() for actor in (ours, theirs)}  # other tests' actors may live on
     pids = {each["ActorClassName"]: each["Pid"] for name, each in known.items() if name in mine}
     for actor in (ours, theirs):
         ray.kill(actor)
-    eventually(lambda: all(ray_output.actors()[name]["State"] == "DEAD" for name in mine))
+    eventually(lambda: all(actors()[name]["State"] == "DEAD" for name in mine))
     for name in ("BlockSender", "Theirs"):
         ray._private.worker.print_to_stdstream(
             {"lines": [DIED.format(pids[name])], "pid": "raylet", "is_err": False}, False

@@ -22,6 +22,7 @@ import ray
 import ray.data
 import torch
 from ray._private import ray_constants
+from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
 
 import offload
 from offload.errors import ConfigError, find_offload_error
@@ -29,10 +30,10 @@ from offload.pipeline.blocks.memory import writable
 from offload.pipeline.order.ranges import Ranges
 from offload.pipeline.program import output_tail
 from offload.pipeline.raydata import execution
-from offload.preload import minimal_agent
-from offload.process import ray_forks
+from offload.ray_private import draining, fork_cut
+from offload.ray_private.preload import minimal_agent
 from offload.train.cluster import connection as cluster
-from offload.train.cluster import draining, ray_output, ray_processes, ray_settings
+from offload.train.cluster import ray_processes, ray_settings
 from offload.train.cluster.reaper import MARK, marked
 from offload.train.group import ray_group
 from offload.versions import TESTED_RAY, ray_version_warning
@@ -204,7 +205,7 @@ def test_nodes_say_what_they_have() -> None:
 
 def test_nodes_that_leave_and_labels_of_nodes_can_be_seen() -> None:
     assert draining.draining_nodes() == set(), relies(
-        "train/cluster/draining.py", "state.get_draining_nodes(): ids of nodes"
+        "ray_private/draining.py", "state.get_draining_nodes(): ids of nodes"
     )
     (node,) = ray.nodes()  # type: ignore[no-untyped-call]
     reliance = relies("train/group/ray_group.py", f"a label {ray_group.NODE_ID} on every node, for label selectors")
@@ -365,7 +366,7 @@ def test_a_dataset_holds_its_share_of_the_store_unless_the_user_set_less(
 def test_the_job_client_asks_through_one_method_that_takes_a_timeout() -> None:
     from ray.job_submission import JobSubmissionClient
 
-    file = "launch/ray/client.py"
+    file = "ray_private/job_client.py"
     asks = inspect.signature(JobSubmissionClient._do_request).parameters
     assert list(asks)[:3] == ["self", "method", "endpoint"], relies(file, "JobSubmissionClient._do_request")
     assert asks["kwargs"].kind is inspect.Parameter.VAR_KEYWORD, relies(file, "its arguments reach requests.request")
@@ -388,23 +389,23 @@ def test_this_machine_is_a_node_of_its_cluster_and_of_no_other() -> None:
 
     address = ray.get_runtime_context().gcs_address
     assert is_node_of(address, 5.0), relies(
-        "train/cluster/ray_nodes.py", "find_node_ids and GcsClient.get_all_node_info"
+        "ray_private/membership.py", "find_node_ids and GcsClient.get_all_node_info"
     )
     (node,) = ray.nodes()
     assert free_resources()[node["NodeID"]].keys() <= node["Resources"].keys(), relies(
-        "train/cluster/ray_nodes.py", "available_resources_per_node"
+        "ray_private/free_resources.py", "available_resources_per_node"
     )
 
 
 def test_the_processes_of_a_local_ray_can_be_watched_and_are_marked() -> None:
     own = ray_processes.own_processes()
     assert sorted(own) == ["gcs_server", "raylet"], relies(
-        "train/cluster/ray_processes.py", "the names of a node's processes"
+        "ray_private/own_processes.py", "the names of a node's processes"
     )
     watch = ray_processes.ControlWatch()
     assert watch.lost() is None
     assert ray_processes.connecting(watch._gcs) is None, relies(
-        "train/cluster/ray_processes.py", "Node.gcs_address is host:port"
+        "train/cluster/ray_processes.py", "gcs_address is host:port"
     )
     found = ray_processes._raylet_of(ray._private.worker._global_node.raylet_socket_name)  # type: ignore[attr-defined]
     assert found is not None, relies(
@@ -415,7 +416,7 @@ def test_the_processes_of_a_local_ray_can_be_watched_and_are_marked() -> None:
         "train/reaper.py", "Ray's processes inherit the environment"
     )
     assert os.getsid(found.pid) != os.getsid(0), relies(
-        "train/cluster/ray_processes.py", "services.ConsolePopen starts processes"
+        "ray_private/local_start.py", "services.ConsolePopen starts processes"
     )
     with subprocess.Popen(["sh", "-c", "exit 7"]) as ended:
         ended.wait()
@@ -438,11 +439,11 @@ def test_ray_leaves_signals_alone_and_says_nothing_of_its_own() -> None:
     parts: list[Any] = [ray._private.worker.init, ray._private.worker.connect, ray._private.services.start_ray_process]  # type: ignore[attr-defined]
     source = "".join(map(inspect.getsource, parts))
     for used in ("ray._private.utils.set_sigterm_handler(", "target=listen_error_messages", "= ConsolePopen("):
-        assert used in source, relies("train/cluster/ray_processes.py", used)
+        assert used in source, relies("ray_private/local_start.py", used)
 
 
 def test_a_fork_knows_what_a_connection_consists_of() -> None:
-    file = "ray_forks.py"
+    file = "ray_private/fork_cut.py"
     module: Any = ray._private.worker  # type: ignore[attr-defined]
     worker, node = module.global_worker, module._global_node
     for name in ("core_worker", "gcs_client", "gcs_error_subscriber", "gcs_log_subscriber", "node"):
@@ -463,12 +464,12 @@ def test_a_fork_knows_what_a_connection_consists_of() -> None:
 
 def peer_of(number: int) -> object:
     with contextlib.suppress(OSError):
-        return ray_forks._peer(number)
+        return fork_cut.peer(number)
     return None
 
 
 def test_ray_can_read_its_mode_and_its_token_anew() -> None:
-    file = "train/cluster/ray_settings.py"
+    file = "ray_private/library_settings.py"
     library: Any = ray._raylet  # type: ignore[attr-defined]
     assert hasattr(library.Config, "initialize"), relies(file, "Config.initialize")
     assert hasattr(library.AuthenticationTokenLoader.instance(), "reset_cache"), relies(file, "reset_cache")
@@ -486,7 +487,7 @@ def test_ray_can_read_its_mode_and_its_token_anew() -> None:
 
 def test_the_agent_of_a_ray_of_this_machine_alone_serves_no_dashboard() -> None:
     """It answers no requests, and knows nothing that would have to be kept up to date for a dashboard."""
-    file = "train/cluster/ray_processes.py"
+    file = "ray_private/local_start.py"
     (raylet,) = [each for each in psutil.Process().children(recursive=True) if title_of(each).endswith("/raylet")]
     (agent,) = [each for each in raylet.children() if title_of(each) == "ray::DashboardAgent"]
     started = next(text for text in raylet.cmdline() if text.startswith("--dashboard_agent_command="))
@@ -494,7 +495,7 @@ def test_the_agent_of_a_ray_of_this_machine_alone_serves_no_dashboard() -> None:
     assert "--minimal" in started, relies(file, "services asks utils.get_dashboard_dependency_error")
     listens = [each for each in agent.net_connections("inet") if each.status == psutil.CONN_LISTEN]
     assert not listens, relies(
-        "preload/minimal_agent.py", "the agent looks for the packages of ray[default] by importing them"
+        "ray_private/preload/minimal_agent.py", "the agent looks for the packages of ray[default] by importing them"
     )
 
 
@@ -502,12 +503,12 @@ def test_the_agent_of_a_ray_of_this_machine_alone_serves_no_dashboard() -> None:
 
 
 def test_ray_forwards_logs_and_messages_by_what_can_be_replaced() -> None:
-    file = "train/cluster/ray_output.py"
+    file = "ray_private/log_forwarding.py"
     worker: Any = ray._private.worker
     assert "global_worker_stdstream_dispatcher.emit(data)" in inspect.getsource(worker.Worker.print_logs), relies(
         file, "forwarded lines go through the dispatcher"
     )
-    assert worker.global_worker_stdstream_dispatcher is ray_output.dispatcher, relies(file, "the dispatcher's place")
+    assert worker.global_worker_stdstream_dispatcher is dispatcher, relies(file, "the dispatcher's place")
     assert "print_to_stdstream(" in inspect.getsource(worker.listen_error_messages), relies(
         file, "messages about dead processes are printed by print_to_stdstream"
     )

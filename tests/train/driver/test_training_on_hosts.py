@@ -206,7 +206,8 @@ offload.Trainer(
     ],
 )
 def test_processes_may_be_killed_and_the_run_is_correct(tmp_path: Path, last: str, source: str) -> None:
-    """A host with a worker is lost, then the driver or the run's hub, with which the command ends; given again it resumes. (Workers that die: test_elastic.py.)"""
+    """A host with a worker is lost, then the driver or the run's hub, with which the command ends; given again it
+    resumes. (Workers that die: test_elastic.py.)"""
     # One after the other: whose command line holds this, on this host. With its raylet a host is lost.
     victims = (("raylet/raylet", "cpu-1"), (last, "gpu-1"))
     specs = {

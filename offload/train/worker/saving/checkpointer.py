@@ -11,11 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import ray.train
-
 from offload.errors import RunError
 from offload.train.checkpoints import format as checkpoints
 from offload.train.checkpoints.format import Training
+from offload.train.checkpoints.local_copy import local_copy
 from offload.train.checkpoints.retention import Entry, to_remove
 from offload.train.checkpoints.run_folder import Found, RunFolder, new_name
 from offload.train.checkpoints.storage import Storage, reason_of
@@ -80,8 +79,8 @@ class FolderStored:
     def read(self) -> tuple[dict[str, Any], Training]:
         path = self._folder.path_of(self.name)
         # The workers of a node share one copy of a remote checkpoint.
-        with ray.train.Checkpoint(path, self._folder.fs).as_directory() as local:
-            return checkpoints.load(Path(local), called=path)
+        with local_copy(self._folder.fs, path) as local:
+            return checkpoints.load(local, called=path)
 
 
 class FolderCheckpointer:

@@ -1,8 +1,8 @@
 """The plan of a ``ray.data.Dataset``, as units of work for the pool: a part of a source, and the steps that follow it.
 
 Ray documents neither a Dataset's operators nor its read tasks nor the functions of its steps. This module and its neighbours know them:
-:mod:`offload.pipeline.raydata.executed` the part that Ray Data must execute first, :mod:`offload.pipeline.raydata.drafts` the sources,
-:mod:`offload.pipeline.raydata.refusals` the steps that the pool cannot run, and :mod:`offload.pipeline.raydata.runner` how a step runs. A
+:mod:`offload.ray_private.data.executed` the part that Ray Data must execute first, :mod:`offload.ray_private.data.drafts` the sources,
+:mod:`offload.ray_private.data.refusals` the steps that the pool cannot run, and :mod:`offload.ray_private.data.steps` how a step runs. A
 contract test holds them to Ray (``tests/pipeline/test_ray_plan.py``).
 
 Where it stops: :mod:`offload.pipeline.raydata.units` numbers the samples of a unit and transforms them.
@@ -45,7 +45,7 @@ from ray.data._internal.logical.operators import (
 from ray.data._internal.logical.optimizers import LogicalOptimizer
 from ray.data._internal.planner import create_planner
 
-from offload.pipeline.raydata.drafts import (
+from offload.ray_private.data.drafts import (
     Draft,
     Unit,
     check_size,
@@ -56,9 +56,9 @@ from offload.pipeline.raydata.drafts import (
     split,
     stored_blocks,
 )
-from offload.pipeline.raydata.executed import STEPS, Executed, execute_across
-from offload.pipeline.raydata.refusals import NotTakenOverError, check_resources, left_to_ray
-from offload.pipeline.raydata.runner import WINDOW_BYTES, Chain
+from offload.ray_private.data.executed import STEPS, Executed, execute_across
+from offload.ray_private.data.refusals import NotTakenOverError, check_resources, left_to_ray
+from offload.ray_private.data.steps import WINDOW_BYTES, Chain
 
 
 @dataclass(frozen=True, kw_only=True)

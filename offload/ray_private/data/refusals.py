@@ -1,6 +1,6 @@
 """The steps of a ``ray.data.Dataset`` that the pool cannot run, so Ray Data must execute them.
 
-Where it stops: :mod:`offload.pipeline.raydata.dataset_plan` decides which part of a plan this concerns.
+Where it stops: :mod:`offload.ray_private.data.dataset_plan` decides which part of a plan this concerns.
 """
 
 from __future__ import annotations

@@ -36,9 +36,9 @@ from typing import NoReturn
 if __name__ == "__main__":
     # A script's own folder comes first on the path, but nobody should import the modules there by their short names.
     sys.path.pop(0)
-    sys.path.append(os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")))
+    sys.path.append(os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "..")))
 
-from offload.preload import ray_ids
+from offload.ray_private.preload import ray_ids
 
 IDLE_S = 30.0  # time without a living process of ours after which the server ends
 ORPHANS_S = 3.0  # time for processes to end after their raylet; a starting one would look for it for a minute

@@ -2,7 +2,7 @@
 
 A step across blocks, such as a sort or a join, needs rows of several blocks at once. Ray Data runs it, and the steps before it, only once
 for all epochs. So the rows of this part must be the same in every epoch. Where it stops: the pool runs all later steps
-(:mod:`offload.pipeline.raydata.dataset_plan`).
+(:mod:`offload.ray_private.data.dataset_plan`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ray.data._internal.logical.operators import (
 from ray.data.exceptions import SystemException
 from ray.data.expressions import RandomExpr, UDFExpr, UUIDExpr
 
-from offload.pipeline.raydata.refusals import NotTakenOverError, check_resources, left_to_ray
+from offload.ray_private.data.refusals import NotTakenOverError, check_resources, left_to_ray
 
 STEPS = (MapRows, MapBatches, Filter, FlatMap, Project)
 ACROSS = (Sort, Join, Aggregate, Zip, RandomShuffle, Repartition)

@@ -1,7 +1,7 @@
 """The units of the sources of a ``ray.data.Dataset``: read tasks, parts of files, and blocks in the object store.
 
 A unit should be small enough that a pass is well shuffled and all cores have work, and large enough that its own cost does not matter.
-Where it stops: :mod:`offload.pipeline.raydata.dataset_plan` knows the steps that follow a source, and packs the units.
+Where it stops: :mod:`offload.ray_private.data.dataset_plan` knows the steps that follow a source, and packs the units.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ray.data._internal.datasource_v2.formats.parquet.footer_reader import Foote
 from ray.data._internal.execution.interfaces.task_context import TaskContext
 from ray.data._internal.logical.operators import Read
 
-from offload.pipeline.raydata.refusals import NotTakenOverError
+from offload.ray_private.data.refusals import NotTakenOverError
 
 UNIT_BYTES = 32 << 20
 """The size that a unit should read: some tens of images, so that a pass is well shuffled."""

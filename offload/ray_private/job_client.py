@@ -1,0 +1,54 @@
+"""Ray's client of a cluster's job API, with a deadline for every request.
+
+By itself, the client waits for ever for an answer, and prefers an address from the environment to its argument.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from offload.ray_private.part import Part
+
+COMES_FIRST = "RAY_API_SERVER_ADDRESS"
+
+PART = Part(
+    name="deadlines of the job client",
+    purpose="give each request to a cluster's job API a deadline",
+    without="Ray's client waits as long as it takes",
+    cost="offload launch ray hangs where a dashboard is reached and does not answer",
+    needs=("ray.job_submission:JobSubmissionClient._do_request(method, endpoint, data)",),
+)
+
+
+def job_client(url: str, *, reach_s: float, send_s: float) -> Any:
+    """A client of the dashboard at ``url``. Its attribute ``answer_s`` is the time for an answer; ``reach_s``: the time to connect, and
+    the first ``answer_s``; ``send_s``: the time to send a body."""
+    from ray.job_submission import JobSubmissionClient
+
+    class Client(JobSubmissionClient):
+        answer_s = reach_s
+
+    class ClientWithDeadlines(Client):
+        def _do_request(self, method: str, endpoint: str, **more: Any) -> Any:
+            # urllib3 applies the connect timeout while it sends the whole body, in one call.
+            to_send_s = reach_s if more.get("data") is None else send_s
+            return super()._do_request(method, endpoint, **{"timeout": (to_send_s, self.answer_s), **more})
+
+    for name in ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk"):
+        logging.getLogger(name).setLevel(logging.ERROR)  # it logs each upload
+    before = os.environ.get(COMES_FIRST)
+    os.environ[COMES_FIRST] = url
+    try:
+        return ClientWithDeadlines(url) if PART.available() else Client(url)
+    finally:
+        os.environ.pop(COMES_FIRST)
+        if before is not None:
+            os.environ[COMES_FIRST] = before
+
+
+def version_of(client: Any) -> str:
+    """The version of Ray that the cluster runs."""
+    known = getattr(client, "_server_ray_version", None)  # of the answer to the client's first request
+    return str(known or client.get_version())
