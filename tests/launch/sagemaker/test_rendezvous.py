@@ -177,7 +177,8 @@ def test_a_head_that_dies_is_lost() -> None:
 
 
 def test_a_follower_that_leaves_on_another_thread_ends_its_reading(head: Rendezvous) -> None:
-    follower = comes(head, "algo-1")
+    follower, _ = (comes(head, host) for host in ("algo-1", "algo-3"))
+    head.gather(VERSIONS, 300)
     head.tell({"ray": "x"})
     heard, ends = queue.Queue[dict[str, Any]](), list[str]()
 
