@@ -162,10 +162,14 @@ def test_a_head_that_never_starts_is_named() -> None:
         Follower(address, TOKEN, "algo-1", deadline_s=0.3)
 
 
-def test_a_head_that_falls_silent_is_lost(head: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_falls_silent_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def only_listens(link: socket.socket) -> None:
+        while link.recv(1 << 12):
+            pass
+
     monkeypatch.setattr(rendezvous, "SILENT_S", 0.3)
-    with pytest.raises(HeadLost, match=r"has been silent for 0.3 s"):
-        list(comes(head, "algo-1").messages())
+    with another_head(only_listens) as address, pytest.raises(HeadLost, match=r"has been silent for 0.3 s"):
+        list(Follower(address, TOKEN, "algo-1", deadline_s=60).messages())
 
 
 def test_a_head_that_dies_is_lost() -> None:
