@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from typing import Any
 
 from offload.ray_private.part import Part
@@ -15,16 +16,26 @@ COMES_FIRST = "RAY_API_SERVER_ADDRESS"
 
 PART = Part(
     name="deadlines of the job client",
-    purpose="give each request to a cluster's job API a deadline",
+    purpose="give each request to a cluster's job API a deadline, and check each answer",
     without="Ray's client waits as long as it takes",
     cost="offload launch ray hangs where a dashboard is reached and does not answer",
     needs=("ray.job_submission:JobSubmissionClient._do_request(method, endpoint, data)",),
 )
 
 
-def job_client(url: str, *, reach_s: float, send_s: float) -> Any:
-    """A client of the dashboard at ``url``. Its attribute ``answer_s`` is the time for an answer; ``reach_s``: the time to connect, and
-    the first ``answer_s``; ``send_s``: the time to send a body."""
+Look = Callable[[str, Any, str], None]
+"""Looks at an answer: the dashboard's URL, the response, and the request in words, such as ``GET /api/version``."""
+
+
+def job_client(url: str, *, reach_s: float, send_s: float, receive: Look, check: Look) -> Any:
+    """A client of the dashboard at ``url``. Its attribute ``answer_s`` is the time for an answer.
+
+    Args:
+        reach_s: the time to connect, and the first ``answer_s``.
+        send_s: the time to send a body.
+        receive: reads the body of each answer.
+        check: looks at each answer before Ray's client does.
+    """
     from ray.job_submission import JobSubmissionClient
 
     class Client(JobSubmissionClient):
@@ -34,7 +45,15 @@ def job_client(url: str, *, reach_s: float, send_s: float) -> Any:
         def _do_request(self, method: str, endpoint: str, **more: Any) -> Any:
             # urllib3 applies the connect timeout while it sends the whole body, in one call.
             to_send_s = reach_s if more.get("data") is None else send_s
-            return super()._do_request(method, endpoint, **{"timeout": (to_send_s, self.answer_s), **more})
+            asked = f"{method} {endpoint}"
+            ours = {
+                "timeout": (to_send_s, self.answer_s),
+                "stream": True,
+                "hooks": {"response": lambda response, **_: receive(url, response, asked)},
+            }
+            response = super()._do_request(method, endpoint, **{**ours, **more})
+            check(url, response, asked)
+            return response
 
     for name in ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk"):
         logging.getLogger(name).setLevel(logging.ERROR)  # it logs each upload

@@ -14,6 +14,7 @@ RAISED = (
     "DeviceMemoryError",
     "HeadLost",
     "NoCapacity",
+    "UnexpectedAnswer",
     "Unreachable",
 )
 

@@ -410,13 +410,16 @@ def test_a_job_client_without_deadlines(without: Without, monkeypatch: pytest.Mo
             return "2.50.0"
 
     monkeypatch.setattr(ray.job_submission, "JobSubmissionClient", Client)
-    with_deadlines = job_client.job_client("http://head:8265", reach_s=1.0, send_s=3.0)
+    looked: list[str] = []
+    looks = {"receive": lambda *_: None, "check": lambda url, response, request: looked.append(request)}
+    with_deadlines = job_client.job_client("http://head:8265", reach_s=1.0, send_s=3.0, **looks)
     with_deadlines.answer_s = 2.0
     with_deadlines._do_request("GET", "/api")
     with_deadlines._do_request("PUT", "/api", data=b"archive")
     without(job_client.PART)
-    client = job_client.job_client("http://head:8265", reach_s=1.0, send_s=3.0)
+    client = job_client.job_client("http://head:8265", reach_s=1.0, send_s=3.0, **looks)
     client._do_request("GET", "/api")
-    assert asked == [{"timeout": (1.0, 2.0)}, {"timeout": (3.0, 2.0)}, {}]
+    assert [more.get("timeout") for more in asked] == [(1.0, 2.0), (3.0, 2.0), None]
+    assert looked == ["GET /api", "PUT /api"]
     assert job_client.version_of(client) == "2.50.0"
     assert job_client.version_of(SimpleNamespace(_server_ray_version="2.60.0")) == "2.60.0"

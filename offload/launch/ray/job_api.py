@@ -1,10 +1,12 @@
 """A cluster's job API, through Ray's own client, with deadlines and actionable errors.
 
-Where it stops: :mod:`offload.launch.ray.job` makes the request, and :mod:`offload.ray_private.job_client` Ray's client.
+Where it stops: :mod:`offload.launch.ray.job` makes the request, :mod:`offload.ray_private.job_client` is Ray's client, and
+:mod:`offload.launch.ray.answers` reads the answers.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tempfile
@@ -15,8 +17,10 @@ from typing import Any
 
 from offload.errors import ConfigError, argument
 from offload.launch.launcher import Unreachable
+from offload.launch.ray import answers
 from offload.launch.ray.address import dashboard_url
-from offload.launch.ray.job import RUN_DIR, RayJob
+from offload.launch.ray.answers import Job, UnexpectedAnswer
+from offload.launch.ray.job import RayJob
 from offload.ray_private.job_client import job_client, version_of
 
 REACH_S = 5.0
@@ -28,7 +32,10 @@ NEEDS = (
     f"8265:127.0.0.1:8265 head, and {argument('address', 'http://127.0.0.1:8265')}), or RAY_AUTH_MODE=token ray start "
     "--head --dashboard-host=0.0.0.0."
 )
-ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
+ANSWER_BYTES = 256 << 20
+"""The largest answer: a job's log, or a list of many jobs. A server may send without end."""
+OK = 200
+TAKE_JOB = "POST /api/jobs/"
 _STATUS = re.compile(r"Request failed with status code (\d+): (.*)", re.DOTALL)
 
 
@@ -55,7 +62,10 @@ class JobApi:
         self.client.answer_s = ANSWER_S
 
     def submit(self, job: RayJob, job_id: str, archive: bytes) -> None:
-        """Upload the archive, unless the cluster has it, and start the job. Raises ConfigError if the cluster refuses."""
+        """Upload the archive, unless the cluster has it, and start the job.
+
+        Raises ConfigError if the cluster refuses, and Unreachable if it may have taken the job.
+        """
         with tempfile.TemporaryDirectory() as folder, self._asking("take the job"):
             path = Path(folder) / "working_dir.zip"
             path.write_bytes(archive)
@@ -63,28 +73,26 @@ class JobApi:
 
     def running_in(self, run_dir: str) -> Sequence[str]:
         """The running jobs that write to a run directory. Raises ConfigError if the cluster has no job API."""
-        with self._asking("list its jobs"):
-            jobs = self.client.list_jobs()
-        return [
-            str(job.submission_id)
-            for job in jobs
-            if (job.metadata or {}).get(RUN_DIR) == run_dir and str(job.status) not in ENDED
-        ]
+        jobs = answers.jobs(self.url, self._answer("list its jobs", "GET", "/api/jobs/"))
+        return [job.job_id for job in jobs if job.run_dir == run_dir and not job.ended]
 
-    def describe(self, job_id: str) -> Any:
-        """Ray's details of a job. Raises ConfigError for an unknown id, Unreachable if the cluster does not answer."""
-        with self._asking(f"describe the job {job_id}", job_id):
-            return self.client.get_job_info(job_id)
+    def describe(self, job_id: str) -> Job:
+        """A job's state. Raises ConfigError for an unknown id and an unexpected answer, Unreachable if the cluster does not answer."""
+        return answers.job(
+            self.url, self._answer(f"describe the job {job_id}", "GET", f"/api/jobs/{job_id}", job_id), job_id
+        )
 
     def stop(self, job_id: str) -> None:
         """Ask a job to stop. Raises as :meth:`describe` does."""
-        with self._asking(f"stop the job {job_id}", job_id):
-            self.client.stop_job(job_id)
+        answers.stopped(
+            self.url, self._answer(f"stop the job {job_id}", "POST", f"/api/jobs/{job_id}/stop", job_id), job_id
+        )
 
     def log_so_far(self, job_id: str) -> str:
         """The output of a job so far. Raises as :meth:`describe` does."""
-        with self._asking(f"show the log of {job_id}", job_id):
-            return str(self.client.get_job_logs(job_id))
+        return answers.log(
+            self.url, self._answer(f"show the log of {job_id}", "GET", f"/api/jobs/{job_id}/logs", job_id), job_id
+        )
 
     async def log(self, job_id: str) -> AsyncIterator[str]:
         """Yield a job's output from its beginning to its end. Raises Unreachable if the connection breaks earlier."""
@@ -96,12 +104,22 @@ class JobApi:
         except (RuntimeError, OSError, aiohttp.ClientError) as error:
             raise Unreachable(f"the log of {job_id} at {self.url} broke off: {error}.") from None
 
+    def _answer(self, what: str, method: str, endpoint: str, job_id: str | None = None) -> bytes:
+        with self._asking(what, job_id):
+            response = self.client._do_request(method, endpoint)
+            if response.status_code != OK:
+                self.client._raise_error(response)
+            return bytes(response.content)
+
     def _connected(self) -> Any:
         import requests
         from ray.exceptions import AuthenticationError
 
+        found = ""
         try:
-            return job_client(self.url, reach_s=REACH_S, send_s=SEND_S)
+            return job_client(self.url, reach_s=REACH_S, send_s=SEND_S, receive=_receive, check=_check)
+        except UnexpectedAnswer as error:
+            found = f" It answered GET /api/version with {error.found}."
         except AuthenticationError as error:
             raise ConfigError(self._on_the_token(str(error))) from None
         except (ConnectionError, requests.exceptions.Timeout) as error:
@@ -114,7 +132,7 @@ class JobApi:
         except (requests.exceptions.RequestException, RuntimeError, ValueError, KeyError, TypeError):
             pass
         raise ConfigError(
-            f"the server at {self.url} is not a Ray dashboard, or it takes no jobs. Check the port (usually 8265). {NEEDS}"
+            f"the server at {self.url} is not a Ray dashboard, or it takes no jobs.{found} Check the port (usually 8265). {NEEDS}"
         )
 
     def _on_the_token(self, text: str) -> str:
@@ -156,7 +174,7 @@ class JobApi:
             # The head, or a proxy, is restarting. Ray also answers 500 to a job that it refuses.
             if status is not None and status.startswith("5") and (job_id is not None or status != "500"):
                 raise Unreachable(f"the Ray cluster at {self.url} did not {what}: it answered with {status}.") from None
-            last = (text.strip().splitlines() or ["it gave no reason"])[-1].rstrip(".")
+            last = answers.last_line(text)
             hint = f" {NEEDS}" if status in ("404", "405") or "agent" in last else ""
             raise ConfigError(f"the Ray cluster at {self.url} did not {what}: {last}.{hint}") from None
 
@@ -183,6 +201,36 @@ def check_installed() -> None:
         import requests  # noqa: F401
     except ImportError as error:
         raise ConfigError(f"launching on a Ray cluster needs {error.name}: pip install 'offload[ray]'.") from None
+
+
+def _check(url: str, response: Any, asked: str) -> None:
+    """Check an answer that Ray's client reads itself, and takes as it is. Raises UnexpectedAnswer, or Unreachable if the cluster may have
+    taken a job."""
+    if response.status_code != OK:
+        return
+    if asked == "GET /api/version":
+        answers.ray_version(url, response.content)
+    if asked == TAKE_JOB:
+        try:
+            job_id = answers.submitted(url, response.content)
+        except UnexpectedAnswer as error:
+            raise Unreachable(str(error)) from None
+        response._content = json.dumps({"job_id": job_id, "submission_id": job_id}).encode()
+
+
+def _receive(url: str, response: Any, asked: str) -> None:
+    """Receive an answer up to the largest size. Raises UnexpectedAnswer beyond it, or Unreachable if the cluster may have taken a job."""
+    parts, size = [], 0
+    for part in response.iter_content(1 << 20):
+        parts.append(part)
+        size += len(part)
+        if size > ANSWER_BYTES:
+            response.close()
+            error = answers.unexpected(url, asked, f"more than {ANSWER_BYTES:,} bytes", "a dashboard's answer")
+            raise Unreachable(str(error)) if asked == TAKE_JOB else error
+    response._content = b"".join(parts)  # the library itself knows no limit
+    if response.encoding is None:  # or it would guess, for minutes if the answer is large
+        response.encoding = "utf-8"
 
 
 def _reason(error: BaseException) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 
 from offload.errors import RunError
 from offload.launch.launcher import Say, Unreachable
-from offload.launch.ray.job import NAME, RUN_DIR, STOP_WAIT, STOP_WAIT_OF_RAY_S
-from offload.launch.ray.job_api import ENDED, JobApi
+from offload.launch.ray.answers import ENDED, Job
+from offload.launch.ray.job_api import JobApi
 
 SCHEMA = "offload.ray-job/1"
 POLL_S = 2.0
@@ -24,23 +24,19 @@ FAILURES = 2  # failed log connections in a row, without a line, after which the
 _NOT_STARTED = ("RUNTIME_ENV_SETUP_FAILURE", "JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE", "JOB_ENTRYPOINT_COMMAND_START_ERROR")
 
 
-def state(cluster: JobApi, details: Any) -> dict[str, Any]:
+def state(cluster: JobApi, job: Job) -> dict[str, Any]:
     """A job's state as a document. ``exit_code``: None while it runs."""
-    metadata = details.metadata or {}
-    ended = str(details.status) in ENDED
-    code = exit_code(str(details.status), details.driver_exit_code, details.error_type)
-    began, end = (
-        None if ms is None else datetime.fromtimestamp(ms / 1000, UTC) for ms in (details.start_time, details.end_time)
-    )
+    code = exit_code(job.status, job.driver_exit_code, job.error_type)
+    began, end = (None if ms is None else datetime.fromtimestamp(ms / 1000, UTC) for ms in (job.began_ms, job.ended_ms))
     return {
         "schema": SCHEMA,
-        "job": details.submission_id,
-        "name": metadata.get(NAME),
+        "job": job.job_id,
+        "name": job.name,
         "address": cluster.url,
-        "status": str(details.status),
+        "status": job.status,
         "exit_code": code,
-        "reason": _reason(details) if ended and code not in (0, INTERRUPTED) else None,
-        "run_dir": metadata.get(RUN_DIR),
+        "reason": _reason(job) if job.ended and code not in (0, INTERRUPTED) else None,
+        "run_dir": job.run_dir,
         "began": None if began is None else began.isoformat(timespec="seconds"),
         "seconds": None if began is None else ((end or datetime.now(UTC)) - began).total_seconds(),
     }
@@ -57,34 +53,28 @@ def exit_code(status: str, of_driver: int | None, error_type: str | None) -> int
     return 0 if status == "SUCCEEDED" else 2 if error_type in _NOT_STARTED else 1
 
 
-def _reason(details: Any) -> str:
+def _reason(job: Job) -> str:
     """The reason why a job failed. Its driver's output was shown, or is in its log."""
-    code = details.driver_exit_code
+    code = job.driver_exit_code
     if code is not None:
-        return f"the run ended with {code}: see its log (ray job logs {details.submission_id})."
-    said = [line.strip() for line in (details.message or "").splitlines() if line.strip()]
-    return f"{details.error_type}: {said[-1] if said else 'Ray gave no details'}"
+        return f"the run ended with {code}: see its log (ray job logs {job.job_id})."
+    said = [line.strip() for line in (job.message or "").splitlines() if line.strip()]
+    return f"{job.error_type}: {said[-1] if said else 'Ray gave no details'}"
 
 
 def stop(cluster: JobApi, job_id: str, say: Say, *, wait: bool, poll_s: float = POLL_S) -> dict[str, Any]:
     """Ask a job to stop; with ``wait``, wait as long as Ray gives it. Return its state."""
-    details = cluster.describe(job_id)
-    if str(details.status) in ENDED:
-        return state(cluster, details)
+    job = cluster.describe(job_id)
+    if job.ended:
+        return state(cluster, job)
     cluster.stop(job_id)
-    given_s = _stop_wait_s(details)
+    given_s = job.stop_wait_s
     say(f"stopping {job_id}: it first commits a checkpoint, within {given_s} s")
     until = time.monotonic() + given_s + LAST_LINES_S
-    while wait and str(details.status) not in ENDED and time.monotonic() < until:
+    while wait and job.status not in ENDED and time.monotonic() < until:
         time.sleep(poll_s)
-        details = cluster.describe(job_id)
-    return state(cluster, details)
-
-
-def _stop_wait_s(details: Any) -> int:
-    """The time that Ray gives a job to stop, in seconds. Jobs of other launchers may set any value, or none."""
-    said = str(((details.runtime_env or {}).get("env_vars") or {}).get(STOP_WAIT, ""))
-    return int(said) if said.isascii() and said.isdigit() else STOP_WAIT_OF_RAY_S
+        job = cluster.describe(job_id)
+    return state(cluster, job)
 
 
 def follow(cluster: JobApi, job_id: str, show: Say, say: Say, poll_s: float = POLL_S) -> dict[str, Any]:
@@ -110,7 +100,7 @@ class _Follower:
         try:
             while True:
                 try:
-                    details = await asyncio.to_thread(self._cluster.describe, self._job_id)
+                    job = await asyncio.to_thread(self._cluster.describe, self._job_id)
                 except Unreachable as error:
                     if time.monotonic() - answered_at > SILENCE_S:
                         raise RunError(
@@ -121,16 +111,15 @@ class _Follower:
                     lost = True
                 else:
                     answered_at = time.monotonic()
-                    ended = str(details.status) in ENDED
                     if _broke_off(log):
                         self._count(log)
-                    if lost or (log.done() and not ended) or _broke_off(log):
+                    if lost or (log.done() and not job.ended) or _broke_off(log):
                         if lost:
                             self._say(f"{self._cluster.url} answers again")
                         log, lost = await self._anew(log), False
-                    if ended:
+                    if job.ended:
                         await self._last_lines(log)
-                        return state(self._cluster, details)
+                        return state(self._cluster, job)
                 await asyncio.sleep(self._poll_s)
         finally:
             log.cancel()
@@ -170,12 +159,12 @@ class _Follower:
     async def _ask(self) -> None:
         """Poll the log until the job has ended, for networks that do not keep connections open."""
         while True:
-            details = await asyncio.to_thread(self._cluster.describe, self._job_id)
+            job = await asyncio.to_thread(self._cluster.describe, self._job_id)
             text = await asyncio.to_thread(self._cluster.log_so_far, self._job_id)
             new, self._shown = text[self._shown :], max(self._shown, len(text))
             if new:
                 self._show(new)
-            if str(details.status) in ENDED:
+            if job.ended:
                 return
             await asyncio.sleep(self._poll_s)
 

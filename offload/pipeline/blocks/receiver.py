@@ -119,9 +119,12 @@ class BlockReceiver:
         self._closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for connections
-        self._listener.close()
 
     def _accept(self) -> None:
+        with self._listener:  # only this thread closes it: its descriptor may be another listener's afterwards
+            self._accept_all()
+
+    def _accept_all(self) -> None:
         while not self._closed:
             self._strangers.acquire()
             connection: socket.socket | None = None

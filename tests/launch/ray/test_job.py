@@ -18,8 +18,8 @@ import subprocess
 import sys
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -650,6 +650,8 @@ class Dashboard:
     statuses: list[str]
     runtime_env: dict[str, object] | None = None
     submitted: int = 200
+    odd: Mapping[str, bytes] = field(default_factory=dict)  # what is answered to these requests instead
+    lacks: int = 0  # bytes of these answers that do not come
     tailed: int = 0
 
 
@@ -657,6 +659,8 @@ class Dashboard:
 def dashboard(job: Dashboard) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if self.odd():
+                return
             if self.path == "/api/version":
                 self.answer(200, this_ray())
             elif self.path == "/api/jobs/":
@@ -676,7 +680,23 @@ def dashboard(job: Dashboard) -> Iterator[str]:
 
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            self.answer(200, '{"stopped": true}') if self.path.endswith("/stop") else self.answer(job.submitted, "x")
+            if self.odd():
+                return
+            self.answer(200, '{"stopped": true}') if self.path.endswith("/stop") else self.answer(
+                job.submitted, '{"submission_id": "x"}'
+            )
+
+        def odd(self) -> bool:
+            asked = f"{self.command} {re.sub('train[^/]*', 'ID', self.path)}"
+            if asked not in job.odd:
+                return False
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(job.odd[asked])))
+            self.end_headers()
+            with contextlib.suppress(OSError):  # whoever has had enough hangs up
+                self.wfile.write(job.odd[asked][: len(job.odd[asked]) - job.lacks])
+            self.close_connection = True
+            return True
 
         def answer(self, status: int, body: str) -> None:
             self.send_response(status)
@@ -689,6 +709,66 @@ def dashboard(job: Dashboard) -> Iterator[str]:
 
     with serving(Handler) as url:
         yield url
+
+
+@pytest.mark.parametrize("body", [b"null", b"<html>\n<p>sign in</p>"], ids=["null", "HTML"])
+@pytest.mark.parametrize(
+    ("asked", "options", "code", "says"),
+    [
+        ("GET /api/version", [], 2, "is not a Ray dashboard, or it takes no jobs. It answered GET /api/version with "),
+        ("GET /api/jobs/", [], 2, "instead of a list of jobs."),
+        ("POST /api/jobs/", [], 1, "may have been started: `offload launch ray"),
+        ("GET /api/jobs/ID", ["--no-wait"], 1, "was started: `offload launch ray"),
+        ("GET /api/jobs/ID", [], 1, "was started: `offload launch ray"),
+        ("GET /api/jobs/ID", ["--status", "train-1"], 2, "instead of a job."),
+        ("GET /api/jobs/ID", ["--stop", "train-1"], 2, "instead of a job."),
+        ("POST /api/jobs/ID/stop", ["--stop", "train-1"], 2, "instead of whether the job stops."),
+    ],
+)
+def test_whatever_answers_in_a_dashboards_place_is_named(
+    script: Path, asked: str, options: list[str], code: int, says: str, body: bytes
+) -> None:
+    """test_answers.py has all the other answers."""
+    with dashboard(Dashboard(logs=[""], statuses=["RUNNING"], odd={asked: body})) as url:
+        done = run(*options, *([] if options[1:] else [script]), "--address", url)
+    assert done.exit_code == code, done.output
+    assert isinstance(done.exception, SystemExit)
+    last = done.output.strip().splitlines()[-1]
+    assert f"server at {url} " in last
+    assert says in last
+
+
+def test_an_answer_that_breaks_off_is_no_answer() -> None:
+    with dashboard(Dashboard(logs=[""], statuses=["RUNNING"], odd={"GET /api/jobs/ID": b"{} "}, lacks=1)) as url:
+        done = run("--status", "train-1", "--address", url)
+    assert done.exit_code == 1, done.output
+    assert f"the Ray cluster at {url} did not describe the job train-1: " in done.output
+
+
+def test_an_answer_without_end_is_not_received_to_its_end(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_api, "ANSWER_BYTES", 1 << 20)
+    with dashboard(Dashboard(logs=[""], statuses=["RUNNING"], odd={"GET /api/jobs/": b"[" + b" " * (64 << 20)})) as url:
+        text = refused(script, "--address", url)
+    assert f"the server at {url} answered GET /api/jobs/ with more than 1,048,576 bytes" in text
+    with dashboard(Dashboard(logs=[""], statuses=["RUNNING"], odd={"POST /api/jobs/": b" " * (64 << 20)})) as url:
+        done = run(script, "--address", url)
+    assert done.exit_code == 1, done.output
+    assert "may have been started" in done.output
+
+
+def test_a_page_with_the_status_of_an_error_is_named(script: Path) -> None:
+    with answering(Asked((200, this_ray()), (407, "<html>\n<p>who are you?</p>"))) as url:
+        assert f"at {url} did not list its jobs: it answered with an HTML page. Check that" in refused(
+            script, "--address", url
+        )
+
+
+def test_a_log_that_is_none_does_not_end_the_watch() -> None:
+    job, said = Dashboard(logs=[""], statuses=["RUNNING"] * 12 + ["SUCCEEDED"]), list[str]()
+    job.odd = {"GET /api/jobs/ID/logs": b"null"}
+    with dashboard(job) as url, patched(NO_CLUSTER):
+        end = running_job.follow(job_api.JobApi(url), "train-1", said.append, said.append, poll_s=0.05)
+    assert end["exit_code"] == 0
 
 
 @pytest.mark.parametrize(

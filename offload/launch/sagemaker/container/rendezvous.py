@@ -1,37 +1,53 @@
 """The rendezvous of a job's hosts: they meet here, and all of them learn the outcome.
 
-The head listens. Every other host connects, proves that it knows the job's token, gives its name, and stays connected. It then sends
-its versions once it is prepared, and reports that it is ready, or why it failed. The head's messages (start Ray; the outcome) reach it
-at once. Silence means that the other side is gone. Ray's own connections would end late and give no reason.
+The head listens. Every other host connects, gives its name, and stays connected; both sides prove that they know the job's token
+(:mod:`offload.launch.sagemaker.container.handshake`). The host then sends its versions once it is prepared, and reports that it is
+ready, or why it failed. The head's messages (start Ray; the outcome) reach it at once. Silence means that the other side is gone. Ray's
+own connections would end late and give no reason.
 
-Where it stops: other modules start Ray and the user's script. Messages are JSON; nothing is unpickled. It needs only the standard
-library, so that hosts can meet before anything is installed on them.
+One thread of the head serves all connections, and only this thread closes them: a descriptor that another thread closes during a read may
+by then be another host's connection. Anyone in the network may connect and say nothing. Such peers cost no thread, and have few places.
+
+Where it stops: other modules start Ray and the user's script. It needs only the standard library, so that hosts can meet before anything
+is installed on them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import json
+import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
+from asyncio import StreamReader, StreamWriter
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from offload.errors import ConfigError, RunError
+from offload.launch.sagemaker.container import handshake
+from offload.launch.sagemaker.container.handshake import GREETING_BYTES, HEADER_BYTES, MESSAGE_BYTES
 
 MEETING_PORT = 6378
 ALIVE_S = 3.0  # time between two signs of life
 SILENT_S = 15.0  # time without one after which the other side counts as gone
 HANDSHAKE_S = 10.0
+FLUSH_S = 5.0  # time for the hosts' sockets to take the outcome
 RETRY_S = 0.2
+BACKLOG = 128
+UNPROVEN = 64
+"""The most peers at once that have not proven the token. One more takes the place of the oldest: a host needs its place for one round trip,
+and comes again if it loses it."""
 
 Address = tuple[str, int]
 
 
 class HeadLost(RunError):
     """The head ended without reporting an outcome."""
+
+
+class AnotherToken(Exception):
+    """The other side does not know this side's token."""
 
 
 class Rendezvous:
@@ -47,26 +63,27 @@ class Rendezvous:
     def __init__(
         self, address: Address, token: str, hosts: Collection[str], lost: Callable[[str], None] = lambda host: None
     ) -> None:
-        self._token, self._hosts = token.encode(), frozenset(hosts)
+        self._token, self._hosts = token, frozenset(hosts)
         self._lost = lost
         self._began = time.monotonic()
-        self._listener = Listener(address, backlog=128)
-        self._here: dict[str, Connection] = {}
+        listener = socket.create_server(address, backlog=BACKLOG)
+        self.address: Address = listener.getsockname()
+        """The address where it listens."""
+        # Other threads read these under the lock. Only the loop's thread changes them.
+        self._changed = threading.Condition()
+        self._here: dict[str, StreamWriter] = {}
         self._came: set[str] = set()
         self._versions: dict[str, dict[str, str]] = {}
         self._ready: set[str] = set()
         self._failed: str | None = None
-        self._outcome: dict[str, Any] | None = None
-        self._changed, self._telling = threading.Condition(), threading.Lock()
-        self._closed, self._over = threading.Event(), threading.Event()
-        for run in (self._accept, self._show_life):
-            threading.Thread(target=run, daemon=True).start()
-
-    @property
-    def address(self) -> Address:
-        """The address where it listens."""
-        host, port = self._listener.address
-        return host, port
+        self._asking, self._closed = threading.Lock(), False
+        # These are the loop's own.
+        self._loop = asyncio.new_event_loop()
+        self._unproven: dict[StreamWriter, None] = {}  # the oldest first
+        self._peers: set[asyncio.Task[None]] = set()
+        self._outcome: Mapping[str, Any] | None = None
+        self._over = asyncio.Event()
+        threading.Thread(target=self._run, args=(listener,), name="rendezvous", daemon=True).start()
 
     def check(self) -> None:
         """Raise ConfigError if a host has failed, with its name and its reason, or has left."""
@@ -111,12 +128,7 @@ class Rendezvous:
 
     def tell(self, message: Mapping[str, Any]) -> None:
         """Send a message to all hosts that are still connected."""
-        with self._changed:
-            here = list(self._here.values())
-        with self._telling:
-            for connection in here:
-                with contextlib.suppress(OSError):  # its reader will notice that it is gone
-                    connection.send_bytes(json.dumps(message).encode())
+        self._do(self._tell(message))
 
     def close(self, outcome: Mapping[str, Any], late_s: float = 0.0) -> None:
         """Tell the outcome to all hosts, and end.
@@ -124,14 +136,10 @@ class Rendezvous:
         A host that has not come yet would look for the head until its own deadline. The head tells it the outcome if it comes within
         ``late_s`` of the start.
         """
-        self._closed.set()  # a host that leaves from now on is not lost
-        with self._changed:
-            self._outcome = {"outcome": dict(outcome)}
-        self.tell(self._outcome)
+        self._do(self._conclude({"outcome": dict(outcome)}))  # a host that leaves from now on is not lost
         with self._changed:
             self._changed.wait_for(lambda: self._hosts <= self._came, max(self._began + late_s - time.monotonic(), 0.0))
-        self._over.set()
-        self._listener.close()
+        self._do(self._end(), last=True)
 
     @property
     def _trouble(self) -> bool:
@@ -148,64 +156,135 @@ class Rendezvous:
         differ = sorted(host for host, theirs in self._versions.items() if theirs != versions)
         return _difference(differ[0], self._versions[differ[0]], versions) if differ else None
 
-    def _show_life(self) -> None:
-        while not self._closed.wait(ALIVE_S):
-            self.tell({})
+    # --- on the loop's thread ---
 
-    def _accept(self) -> None:
-        while not self._over.is_set():
+    def _do(self, act: Coroutine[Any, Any, None], *, last: bool = False) -> None:
+        """Carry this out on the loop's thread, and wait for it. Nothing is carried out after the last one."""
+        with self._asking:
+            if self._closed:
+                act.close()
+                return
+            self._closed = last
+            done = asyncio.run_coroutine_threadsafe(act, self._loop)
+        done.result()
+
+    def _run(self, listener: socket.socket) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve(listener))
+
+    async def _serve(self, listener: socket.socket) -> None:
+        server = await asyncio.start_server(self._admit, sock=listener, limit=GREETING_BYTES, backlog=BACKLOG)
+        life = asyncio.create_task(self._show_life())
+        await self._over.wait()
+        server.close()
+        life.cancel()
+        for writer in self._unproven:
+            writer.transport.abort()
+        # The hosts hang up once they have read the outcome. To close first might discard it.
+        while self._peers:
+            await asyncio.wait(self._peers)
+
+    async def _show_life(self) -> None:
+        while True:
+            await asyncio.sleep(ALIVE_S)
+            await self._tell({})
+
+    async def _tell(self, message: Mapping[str, Any]) -> None:
+        for writer in self._here.values():
+            writer.write(handshake.frame(message))
+
+    async def _conclude(self, outcome: Mapping[str, Any]) -> None:
+        self._outcome = outcome
+        await self._tell(outcome)
+
+    async def _end(self) -> None:
+        """Wait until the hosts' sockets have taken everything, and let the loop end."""
+        taken = [asyncio.create_task(_drained(writer)) for writer in self._here.values()]
+        if taken:
+            await asyncio.wait(taken, timeout=FLUSH_S)
+        self._over.set()
+
+    async def _admit(self, reader: StreamReader, writer: StreamWriter) -> None:
+        """Admit a host that knows the token, and receive its messages until it is gone. Drop any other peer, and one that stays silent."""
+        task = asyncio.current_task()
+        assert task is not None, "a server calls this in a task"
+        self._peers.add(task)
+        task.add_done_callback(self._peers.discard)
+        with contextlib.closing(writer), contextlib.suppress(OSError, EOFError, ValueError, TypeError, AnotherToken):
+            self._unproven[writer] = None
+            if len(self._unproven) > UNPROVEN:
+                oldest = next(iter(self._unproven))
+                del self._unproven[oldest]
+                oldest.transport.abort()  # which ends its task
             try:
-                connection = self._listener.accept()
-            except OSError:  # closed, or the peer is gone again
-                continue
-            threading.Thread(target=self._admit, args=(connection,), daemon=True).start()
+                async with asyncio.timeout(HANDSHAKE_S):
+                    host = await self._handshake(reader, writer)
+                lost_place = writer not in self._unproven
+            finally:
+                self._unproven.pop(writer, None)
+            if host in self._hosts and not lost_place:
+                await self._listen(host, reader, writer)
 
-    def _admit(self, connection: Connection) -> None:
-        """Admit a host that knows the token. Drop any other host, and one that stays silent."""
-        watch = threading.Timer(HANDSHAKE_S, connection.close)
-        watch.daemon = True
-        watch.start()
-        try:
-            deliver_challenge(connection, self._token)
-            answer_challenge(connection, self._token)
-            host = str(json.loads(connection.recv_bytes())["host"])
-        except (AuthenticationError, OSError, EOFError, ValueError, KeyError, TypeError):
-            connection.close()
-            return
-        finally:
-            watch.cancel()
-        if host not in self._hosts:
-            connection.close()
-            return
+    async def _handshake(self, reader: StreamReader, writer: StreamWriter) -> str:
+        """The name of the host at the other side. Raises AnotherToken if it does not know the token."""
+        of_head = handshake.new_nonce()
+        writer.write(handshake.frame({"nonce": of_head}))
+        host, of_host, proof = handshake.texts(await _received(reader, GREETING_BYTES), "host", "nonce", "proof")
+        prove = partial(handshake.proof, self._token, of_head=of_head, of_host=of_host, host=host)
+        if not handshake.same(proof, prove("host")):
+            writer.write(handshake.frame({"refused": True}))
+            raise AnotherToken
+        writer.write(handshake.frame({"proof": prove("head")}))
+        await _received(reader, GREETING_BYTES)  # a host that has given up meanwhile comes again: it is not lost
+        return host
+
+    async def _listen(self, host: str, reader: StreamReader, writer: StreamWriter) -> None:
+        """Receive a host's messages until it is gone."""
+        if self._outcome is not None:
+            writer.write(handshake.frame(self._outcome))
         with self._changed:
-            self._here[host], outcome = connection, self._outcome
-        if outcome is not None:
-            with self._telling, contextlib.suppress(OSError):
-                connection.send_bytes(json.dumps(outcome).encode())
-        with self._changed:
+            before, self._here[host] = self._here.get(host), writer
             self._came.add(host)
             self._changed.notify_all()
-        self._listen(host, connection)
+        if before is not None:  # the host has started again
+            before.transport.abort()
+        try:
+            while True:
+                async with asyncio.timeout(SILENT_S):
+                    said = await _received(reader, MESSAGE_BYTES)
+                self._note(host, said)
+        finally:
+            writer.transport.abort()
+            with self._changed:
+                if gone := self._here.get(host) is writer:
+                    del self._here[host]
+                self._changed.notify_all()
+            if gone and self._outcome is None:
+                # On a thread of its own: a callback that waits must not keep the head from showing life.
+                threading.Thread(target=self._lost, args=(host,), daemon=True).start()
 
-    def _listen(self, host: str, connection: Connection) -> None:
-        """Receive a host's messages until it is gone."""
-        with contextlib.closing(connection), contextlib.suppress(OSError, EOFError, ValueError, TypeError):
-            while connection.poll(SILENT_S):
-                said = json.loads(connection.recv_bytes())
-                with self._changed:
-                    if "versions" in said:
-                        self._versions[host] = dict(said["versions"])
-                    if "ready" in said:
-                        self._ready.add(host)
-                    if "failed" in said:
-                        self._failed = self._failed or f"{host}: {said['failed']}"
-                    self._changed.notify_all()
+    def _note(self, host: str, said: Mapping[str, Any]) -> None:
         with self._changed:
-            if self._here.get(host) is connection:
-                del self._here[host]
+            if "versions" in said:
+                self._versions[host] = dict(said["versions"])
+            if "ready" in said:
+                self._ready.add(host)
+            if "failed" in said:
+                self._failed = self._failed or f"{host}: {said['failed']}"
             self._changed.notify_all()
-        if not self._closed.is_set():
-            self._lost(host)
+
+
+async def _received(reader: StreamReader, most_bytes: int) -> dict[str, Any]:
+    """The next message. Raises EOFError at the end, and ValueError for anything but a message."""
+    header = await reader.readexactly(HEADER_BYTES)
+    return handshake.message_of(await reader.readexactly(handshake.length(header, most_bytes)))
+
+
+async def _drained(writer: StreamWriter) -> None:
+    """Wait until a connection's socket has taken everything, or the connection is gone."""
+    writer.transport.set_write_buffer_limits(high=0)
+    with contextlib.suppress(OSError):
+        await writer.drain()
 
 
 class Follower:
@@ -215,57 +294,120 @@ class Follower:
     """
 
     def __init__(self, address: Address, token: str, host: str, deadline_s: float) -> None:
-        self._connection = _connect(address, token, deadline_s)
+        self._socket = _connect(address, token, host, deadline_s)
         self._saying, self._closed = threading.Lock(), threading.Event()
-        self.say(host=host)
+        self._read = False  # whether messages() reads, which then closes the socket
         threading.Thread(target=self._show_life, daemon=True).start()
 
     def say(self, **message: Any) -> None:
         """Send a message to the head, if it is still connected; :meth:`messages` notices if not."""
-        with self._saying, contextlib.suppress(OSError):
-            self._connection.send_bytes(json.dumps(message).encode())
+        with self._saying:
+            try:
+                self._socket.sendall(handshake.frame(message))
+            except OSError:
+                # The message may be there in part, so that none may follow it. What the head has sent can still be read.
+                self._shut(socket.SHUT_WR)
 
     def messages(self) -> Iterator[dict[str, Any]]:
         """Yield the head's messages; the last is ``{"outcome": …}``. Raises HeadLost if the head falls silent earlier."""
-        with contextlib.closing(self):
+        with self._saying:
+            self._read = True
+        try:
             while True:
                 try:
-                    if not self._connection.poll(SILENT_S):
-                        raise HeadLost(f"the head has been silent for {SILENT_S:g} s: its host or its process is gone.")
-                    message = json.loads(self._connection.recv_bytes())
-                except (OSError, EOFError):
+                    message = _receive(self._socket, MESSAGE_BYTES)
+                except TimeoutError:
+                    raise HeadLost(
+                        f"the head has been silent for {SILENT_S:g} s: its host or its process is gone."
+                    ) from None
+                except (OSError, EOFError, ValueError):
                     raise HeadLost("the head's process ended without reporting the job's outcome.") from None
                 if message:
                     yield message
                 if "outcome" in message:
                     return
+        finally:
+            self._read = False
+            self.close()
 
     def close(self) -> None:
-        """Leave."""
+        """Leave. :meth:`messages` ends, on whatever thread it runs."""
         self._closed.set()
+        self._shut(socket.SHUT_RDWR)
         with self._saying:
-            self._connection.close()
+            if not self._read:  # otherwise the descriptor could become another connection's before the read ends
+                self._socket.close()
+
+    def _shut(self, how: int) -> None:
+        with contextlib.suppress(OSError):  # it is closed, or the head is gone
+            self._socket.shutdown(how)
 
     def _show_life(self) -> None:
         while not self._closed.wait(ALIVE_S):
             self.say()
 
 
-def _connect(address: Address, token: str, deadline_s: float) -> Connection:
+def _connect(address: Address, token: str, host: str, deadline_s: float) -> socket.socket:
+    """A connection to the head, on which both sides have proven the token."""
     until = time.monotonic() + deadline_s
     while True:
         try:
-            return Client(address, authkey=token.encode())
-        except AuthenticationError:
+            return _admitted(address, token, host, min(HANDSHAKE_S, max(until - time.monotonic(), RETRY_S)))
+        except AnotherToken:
             raise ConfigError(
                 f"the head at {address[0]} has another token: this host does not belong to its job."
             ) from None
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, ValueError) as error:
             if time.monotonic() > until:
                 raise ConfigError(
                     f"the head at {address[0]}:{address[1]} could not be reached within {deadline_s:g} s ({error})."
                 ) from None
             time.sleep(RETRY_S)
+
+
+def _admitted(address: Address, token: str, host: str, limit_s: float) -> socket.socket:
+    by = time.monotonic() + limit_s
+    link = socket.create_connection(address, timeout=limit_s)
+    try:
+        (of_head,) = handshake.texts(_receive(link, GREETING_BYTES, by), "nonce")
+        of_host = handshake.new_nonce()
+        prove = partial(handshake.proof, token, of_head=of_head, of_host=of_host, host=host)
+        link.sendall(handshake.frame({"host": host, "nonce": of_host, "proof": prove("host")}))
+        said = _receive(link, GREETING_BYTES, by)
+        if "refused" in said:
+            raise AnotherToken
+        (proof,) = handshake.texts(said, "proof")
+        if not handshake.same(proof, prove("head")):
+            raise AnotherToken
+        link.sendall(handshake.frame({}))
+        link.settimeout(SILENT_S)
+    except BaseException:
+        link.close()
+        raise
+    return link
+
+
+def _receive(link: socket.socket, most_bytes: int, by: float | None = None) -> dict[str, Any]:
+    """The next message. Raises EOFError at the end, TimeoutError if it comes too late, and ValueError for anything but a message.
+
+    ``by``: the time, of ``time.monotonic``, by which it must be complete; None: the socket's own timeout limits each part.
+    """
+    header = _exactly(link, HEADER_BYTES, by)
+    return handshake.message_of(_exactly(link, handshake.length(header, most_bytes), by))
+
+
+def _exactly(link: socket.socket, size: int, by: float | None) -> bytes:
+    received = bytearray()
+    while len(received) < size:
+        if by is not None:
+            if (left_s := by - time.monotonic()) <= 0:
+                raise TimeoutError("timed out")
+            link.settimeout(left_s)
+        part = link.recv(size - len(received))
+        if not part:
+            raise EOFError("it hung up")
+        received += part
+    return bytes(received)
 
 
 def _difference(host: str, theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
