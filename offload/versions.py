@@ -22,8 +22,9 @@ def ray_version_warning(version: str) -> str | None:
         return None
     return (
         f"Ray {version} is outside the range that offload was tested with (>={TESTED_RAY[0]},<{TESTED_RAY[1]}). "
-        "offload relies on a few things that Ray keeps private and may fail or misbehave with other versions; "
-        f"install a tested one with: pip install 'ray[data,train]>={TESTED_RAY[0]},<{TESTED_RAY[1]}'"
+        "Where it lacks something that offload uses, or has changed it, offload is slower or says less: offload doctor lists what "
+        "that costs. "
+        f"Install a tested one with: pip install 'ray[data,train]>={TESTED_RAY[0]},<{TESTED_RAY[1]}'"
     )
 
 

@@ -17,17 +17,21 @@ from offload.cli import doctor, doctor_checks
 from offload.cli.doctor_checks import GIB, Check, TorchFacts
 from offload.cli.main import main
 from offload.ray_private import data, draining
-from offload.ray_private.part import ABSENT
+from offload.ray_private.part import ABSENT, FoundPart
 from offload.versions import TESTED_RAY, ray_version_warning
 
 GOOD_TORCH = TorchFacts(torch="2.15.0", torchvision="0.29.2", cuda="13.2")
 
+FIND_PARTS = doctor.ray_parts
+NO_PARTS: list[FoundPart] = []
+
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the import of torch in a child process, and without what this machine's environment says."""
+    """Without the imports of torch and Ray in child processes, and without what this machine's environment says."""
     monkeypatch.setattr(doctor, "torch_facts", lambda: GOOD_TORCH)
     monkeypatch.setattr(doctor, "regions", lambda: doctor_checks.check_regions(None))
+    monkeypatch.setattr(doctor, "ray_parts", lambda: list(NO_PARTS))
     for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
 
@@ -47,7 +51,8 @@ def by_name(document: dict[str, Any]) -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.usefixtures("quick")
-def test_json_is_one_document() -> None:
+def test_json_is_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "ray_parts", FIND_PARTS)
     result = CliRunner().invoke(doctor.doctor, ["--json"])
     document = json.loads(result.stdout)
     assert document["schema"] == "offload.doctor/1"
@@ -64,6 +69,8 @@ def test_json_is_one_document() -> None:
 @pytest.mark.usefixtures("quick")
 def test_a_ray_without_some_parts_is_no_failure_and_names_what_they_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ABSENT, "draining nodes,plans of Datasets")
+    found = FIND_PARTS()
+    monkeypatch.setattr(doctor, "ray_parts", lambda: found)
     result = CliRunner().invoke(doctor.doctor, [])
     assert "ray-parts" in result.stdout
     assert "preloaded processes" in result.stdout
