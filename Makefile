@@ -62,8 +62,8 @@ clean: ## remove the environment, caches and builds; runs/ stays
 # Bytecode is compiled here, once: where Python may not write it (PYTHONDONTWRITEBYTECODE, a read-only environment), each
 # of the processes that Ray starts would compile torch anew, which is two thirds of the time that importing it takes.
 $(BIN)/uv:
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || \
-		{ echo "offload needs Python 3.11 to 3.13, found: $$($(PYTHON) --version 2>&1); say make install PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' || \
+		{ echo "offload needs Python 3.11 to 3.14, found: $$($(PYTHON) --version 2>&1); say make install PYTHON=python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV) || \
 		{ echo "cannot make a virtual environment; on Debian: apt-get install python3-venv" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv

@@ -19,6 +19,7 @@ from offload.errors import ConfigError, argument
 from offload.launch.launcher import Unreachable
 from offload.launch.ray.address import dashboard_url
 from offload.launch.ray.job import RUN_DIR, RayJob
+from offload.versions import LOWEST_RAY, is_too_old, ray_range
 
 REACH_S = 5.0
 ANSWER_S = 60.0
@@ -44,8 +45,8 @@ class JobApi:
         address: the address of its dashboard.
 
     Raises:
-        ConfigError: if the token's file cannot be read, no dashboard answers there, it refuses the token, or the cluster runs another
-            version of Ray.
+        ConfigError: if the token's file cannot be read, no dashboard answers there, it refuses the token, or the cluster's Ray is too
+            old.
     """
 
     def __init__(self, address: str) -> None:
@@ -130,12 +131,11 @@ class JobApi:
         )
 
     def _check_version(self) -> None:
-        import ray
-
-        if self.ray_version.split(".")[:2] != ray.__version__.split(".")[:2]:
+        """A job runs with the cluster's Ray. Raise ConfigError if that one cannot work."""
+        if is_too_old(self.ray_version):
             raise ConfigError(
-                f"the Ray cluster at {self.url} runs Ray {self.ray_version}, and this is Ray {ray.__version__}: install the cluster's "
-                f"version here (pip install 'ray[data,train]=={self.ray_version}'), or start a cluster with this one."
+                f"the Ray cluster at {self.url} runs Ray {self.ray_version}, and offload needs {ray_range()}: start a cluster with one of "
+                f"these, such as that of an image or an environment with ray[data,default]>={LOWEST_RAY}."
             )
 
     @contextmanager

@@ -38,7 +38,7 @@ from tests.helpers import DATA, PROGRAMS, moto_server, offload_here, plan_docume
 from tests.model.test_profile import WHOLE
 
 CATALOG = built_in()
-SOFTWARE = Software(ray="2.60.0", python=(3, 11), requirements=("ray[data,train]==2.60.0", "torch==2.15.0"))
+SOFTWARE = Software(ray="2.60.0", python=(3, 11), requirements=("ray[data]==2.60.0", "torch==2.15.0"))
 AMI = "ami-0123456789abcdef0"
 
 
@@ -345,7 +345,7 @@ def test_an_image_of_ones_own_needs_no_installation() -> None:
 
     assert commands("registry/mine:1") == ([], "registry/mine:1")
     assert commands(None) == (
-        ["pip install --no-cache-dir 'ray[data,train]==2.60.0' torch==2.15.0"],
+        ["pip install --no-cache-dir 'ray[data]==2.60.0' torch==2.15.0"],
         "rayproject/ray:2.60.0-py311-gpu",
     )
 
@@ -401,7 +401,7 @@ def test_listed_hosts_stand_in_the_file_the_first_as_head() -> None:
 
 def test_hosts_of_ones_own_get_the_dashboard_through_which_jobs_come() -> None:
     text = RENDER["hosts"](plan_of(SHAPE)).text()
-    assert "pip install --no-cache-dir 'ray[data,default,train]==2.60.0' torch==2.15.0" in text
+    assert "pip install --no-cache-dir 'ray[data,default]==2.60.0' torch==2.15.0" in text
 
 
 def test_a_job_needs_offload_in_its_image() -> None:
