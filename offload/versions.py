@@ -30,6 +30,13 @@ def check_versions() -> None:
         raise VersionError(reason)
 
 
+def end_on_wrong_python() -> None:
+    """End the process, as a command with a wrong option ends, if offload cannot run with this Python."""
+    if (reason := python_refusal(sys.version_info[:2])) is not None:
+        sys.stderr.write(f"offload: {reason}\n")
+        sys.exit(2)
+
+
 def checks_by_itself() -> bool:
     """Whether this process is a command of offload, which checks the versions at a better moment.
 
