@@ -10,7 +10,7 @@ CODE := offload launchers examples benchmarks tests docs/conf.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test soak gpu-check check format map docs lock clean
+.PHONY: help install demo test test-lowest matrix soak gpu-check check format map docs lock clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 11
@@ -24,6 +24,12 @@ demo: $(INSTALLED) ## train on JPEG files, then compare with a DataLoader; write
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(INSTALLED) ## run all tests, three at a time (ARGS="-k name" for some, JOBS=0 for one by one); says their CPU minutes
 	$(BIN)/python -m tests.programs.cpu_minutes $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadscope $(ARGS)
+
+test-lowest: $(BIN)/uv ## a quick part of the tests with the lowest version of each requirement, in an environment in build/lowest
+	PYTHON=$(CURDIR)/$(BIN)/python ./tests/programs/lowest.sh $(ARGS)
+
+matrix: $(INSTALLED) ## other versions of Ray, Python and torch; writes benchmarks/results/compatibility.json (ARGS="--only ray2.50")
+	$(BIN)/python -m benchmarks.compatibility -o benchmarks/results/compatibility.json $(ARGS)
 
 soak: $(INSTALLED) ## what takes too long for every change, before a release: an hour; writes benchmarks/results/soak.json
 	$(BIN)/python -m benchmarks.soak $(ARGS)
@@ -41,9 +47,10 @@ format: $(INSTALLED) ## let ruff repair and format
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-map: $(INSTALLED) ## write docs/map.md (every module in a line) and docs/tutorial.md (the examples' diffs) anew
+map: $(INSTALLED) ## write docs/map.md (every module in a line), docs/tutorial.md (the examples' diffs) and docs/compatibility.md anew
 	$(BIN)/python -m tests.programs.folder_map
 	$(BIN)/python -m tests.programs.tutorial_page
+	$(BIN)/python -m tests.programs.compatibility_page
 
 docs: $(INSTALLED) ## build the documentation site in site/; warnings and broken links are errors
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet -c docs -d build/doctrees . site
@@ -62,8 +69,8 @@ clean: ## remove the environment, caches and builds; runs/ stays
 # Bytecode is compiled here, once: where Python may not write it (PYTHONDONTWRITEBYTECODE, a read-only environment), each
 # of the processes that Ray starts would compile torch anew, which is two thirds of the time that importing it takes.
 $(BIN)/uv:
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || \
-		{ echo "offload needs Python 3.11 to 3.13, found: $$($(PYTHON) --version 2>&1); say make install PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' || \
+		{ echo "offload needs Python 3.11 to 3.14, found: $$($(PYTHON) --version 2>&1); say make install PYTHON=python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV) || \
 		{ echo "cannot make a virtual environment; on Debian: apt-get install python3-venv" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv

@@ -1,7 +1,7 @@
 """Preprocess on every CPU of the cluster so that GPUs never wait.
 
 The names below are the public surface. They are imported at first use: a preprocessing task that needs one of them does not pay for
-torch or Ray Train.
+torch or Ray. Importing this package raises an ImportError if the installed Ray, or this Python, cannot work.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from offload.process.program_state import restored
+from offload.versions import check_versions, checks_by_itself
 
 if TYPE_CHECKING:
     from offload import collate, notebook, transforms
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from offload.train.worker.context import Context
 
 __version__ = "0.1.0"
+
+if not checks_by_itself():
+    check_versions()
 
 _HOMES = {
     "Adaptation": "offload.train.config",

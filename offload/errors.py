@@ -62,6 +62,10 @@ class ConfigError(OffloadError):
     exit_code = 2
 
 
+class VersionError(ConfigError, ImportError):
+    """An installed version that offload cannot work with, found while offload is imported: ``except ImportError`` catches it, too."""
+
+
 class RunError(OffloadError):
     """A run that failed after it had begun: a raising transform, a corrupt file, a full disk (exit code 1)."""
 

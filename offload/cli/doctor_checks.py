@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from offload.ray_private.part import FoundPart
-from offload.versions import TESTED_RAY, ray_version_warning
+from offload.versions import INSTALL_RAY, PYTHONS, TESTED_RAY, python_range, ray_refusal, ray_version_warning
 
 Status = Literal["ok", "warn", "fail"]
 
-PYTHON_RANGE = ((3, 11), (3, 14))  # from the first, below the second, as in pyproject.toml
 STORE_SHARE = 0.3  # share of memory that Ray gives its object store by default
 STORE_CAP_BYTES = 200 * 10**9  # the largest default size of Ray's object store
 MIN_MEMORY_BYTES = 4 * 2**30  # Ray's processes and one worker with torch loaded take about 3 GiB
@@ -57,19 +56,19 @@ class TorchFacts:
 def check_python(version: tuple[int, int, int]) -> Check:
     """Check the running interpreter against the supported range."""
     finding = ".".join(map(str, version))
-    lowest, limit = PYTHON_RANGE
+    lowest, limit = PYTHONS
     if lowest <= version[:2] < limit:
         return Check(name="python", status="ok", found=finding)
-    wanted = f"{lowest[0]}.{lowest[1]} to {limit[0]}.{limit[1] - 1}"
-    return Check(
-        name="python", status="fail", found=finding, remedy=f"use Python {wanted}, e.g. make install PYTHON=python3.11"
-    )
+    remedy = f"use {python_range()}, e.g. make install PYTHON=python3.11"
+    return Check(name="python", status="fail", found=finding, remedy=remedy)
 
 
 def check_ray(version: str | None) -> Check:
     """Check the installed Ray (None: not installed) against the tested range."""
     if version is None:
-        return Check(name="ray", status="fail", found="not installed", remedy="pip install 'ray[data,train]>=2.60'")
+        return Check(name="ray", status="fail", found="not installed", remedy=INSTALL_RAY)
+    if (refusal := ray_refusal(version)) is not None:
+        return Check(name="ray", status="fail", found=version, remedy=refusal)
     warning = ray_version_warning(version)
     if warning is None:
         tested = f">={TESTED_RAY[0]},<{TESTED_RAY[1]}"

@@ -22,6 +22,7 @@ NEEDS = {
     "region": ("ray-aws",),
     "ami": ("ray-aws",),
     "image": ("ray-aws", "kuberay"),
+    "ray": KINDS,
     "job": ("kuberay",),
     "hosts_path": ("hosts",),
 }
@@ -41,6 +42,7 @@ def emit_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--region", default="us-east-1", show_default=True, help="AWS region of the cluster (--emit ray-aws)."),
         click.option("--ami", metavar="ID", help="Machine image of all nodes (--emit ray-aws)."),
         click.option("--image", metavar="NAME", help="Container image with all requirements (--emit ray-aws, kuberay)."),
+        click.option("--ray", "ray", metavar="VERSION", help="Version of Ray on the nodes (--emit; default: the one installed here)."),
         click.option("--job", metavar="COMMAND", help="A cluster for this command alone, as a RayJob (--emit kuberay)."),
         click.option("--hosts", "hosts_path", type=FILE, help="One address per line, hosts with GPUs first (--emit hosts)."),
     ]  # fmt: skip
@@ -51,13 +53,15 @@ def emit_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Emission:
-    """The requested cluster file, and its options. ``spot`` replaces the plan's choice; None keeps it."""
+    """The requested cluster file, and its options. ``spot`` replaces the plan's choice; None keeps it. ``ray``: the version of Ray on the
+    nodes; None: the one installed here."""
 
     kind: str
     cluster: str
     region: str
     ami: str | None
     image: str | None
+    ray: str | None
     job: str | None
     hosts: tuple[str, ...] | None
     spot: Spot | None
@@ -68,7 +72,7 @@ class Emission:
         from offload.launch.ray.cluster_files.planned import planned
         from offload.launch.ray.cluster_files.software import installed
 
-        nodes, software = planned(plan, catalog, source, self.spot), installed()
+        nodes, software = planned(plan, catalog, source, self.spot), installed(self.ray)
         match self.kind:
             case "ray-aws":
                 file = aws.cluster_file(
@@ -89,6 +93,7 @@ def emission(
     region: str,
     ami: str | None,
     image: str | None,
+    ray: str | None,
     job: str | None,
     hosts_path: Path | None,
     spot: Spot | None,
@@ -120,7 +125,7 @@ def emission(
             f"--job must be a command on one line, such as 'offload run /app/train.py --gpus-per-worker 1', found {job!r}."
         )
     return Emission(
-        kind=kind, cluster=cluster, region=region, ami=ami, image=image, job=job, spot=spot,
+        kind=kind, cluster=cluster, region=region, ami=ami, image=image, ray=ray, job=job, spot=spot,
         hosts=None if hosts_path is None else _hosts(hosts_path),
     )  # fmt: skip
 

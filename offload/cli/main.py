@@ -28,6 +28,7 @@ from offload.process.interrupts import (
     install,
     say_interrupted,
 )
+from offload.versions import check_versions
 
 COMMANDS = (
     "doctor",
@@ -69,6 +70,13 @@ class OffloadGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*super().list_commands(ctx), *COMMANDS])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not ctx.resilient_parsing and args[:1] != ["doctor"]:  # which reports versions
+            check_versions()  # before any module of a command, which may import Ray
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _RESUMED:

@@ -158,6 +158,7 @@ def plan(
     region: str,
     ami: str | None,
     image: str | None,
+    ray: str | None,
     job: str | None,
     hosts_path: Path | None,
     **asked: Any,
@@ -180,7 +181,7 @@ def plan(
     """
     with stdout_for_json(as_json) as emit:
         to_emit = emission(
-            ctx, emit_kind, cluster=cluster_name, region=region, ami=ami, image=image, job=job, hosts_path=hosts_path,
+            ctx, emit_kind, cluster=cluster_name, region=region, ami=ami, image=image, ray=ray, job=job, hosts_path=hosts_path,
             spot=asked["spot"] if "spot" in (param.name for param in said_on_the_command_line(ctx)) else None,
         )  # fmt: skip
         if plan_path is not None:

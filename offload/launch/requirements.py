@@ -39,15 +39,15 @@ def requirements_of_offload() -> list[Requirement]:
     return sorted((needed for needed in parsed if "extra" not in str(needed.marker)), key=lambda needed: needed.name)
 
 
-def requirements(own: Path | None = None) -> list[str]:
+def requirements(own: Path | None = None, ray: str | None = None) -> list[str]:
     """The packages that offload needs and images lack, as version ranges, so that they are compatible with a user's pins.
 
-    Only Ray is pinned, to the version installed here: offload uses parts of it that change between releases. If the file ``own`` names
-    Ray, its requirement decides, within offload's range.
+    Only Ray is pinned, since the machines of a cluster need the same one: to the version ``ray``, or else to the one installed here. If
+    the file ``own`` names Ray, its requirement decides, within offload's range.
     """
     named = set() if own is None else names_in(own)
     return [
-        f"{_bare(needed)}=={importlib.metadata.version('ray')}"
+        f"{_bare(needed)}=={ray or importlib.metadata.version('ray')}"
         if needed.name == "ray" and "ray" not in named
         else str(needed)
         for needed in requirements_of_offload()

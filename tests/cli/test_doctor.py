@@ -18,7 +18,7 @@ from offload.cli.doctor_checks import GIB, Check, TorchFacts
 from offload.cli.main import main
 from offload.ray_private import data, draining
 from offload.ray_private.part import ABSENT, FoundPart
-from offload.versions import TESTED_RAY, ray_version_warning
+from offload.versions import INSTALL_RAY, TESTED_RAY, ray_version_warning
 
 GOOD_TORCH = TorchFacts(torch="2.15.0", torchvision="0.29.2", cuda="13.2")
 
@@ -143,23 +143,23 @@ def test_unreachable_address_fails_with_a_remedy(closed_port: int) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_table_shows_remedies_below(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_version", lambda name: "2.59.1" if name == "ray" else "2.0")
+    monkeypatch.setattr(doctor, "_version", lambda name: "2.99.1" if name == "ray" else "2.0")
     result = CliRunner().invoke(doctor.doctor, [])
     assert result.exit_code == 0  # a warning, not a failure
-    assert "ray: Ray 2.59.1 is outside the range" in result.stdout
+    assert "ray: Ray 2.99.1 is outside the range" in result.stdout
     assert result.stdout.endswith("ready\n")
 
 
 # --- versions ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", ["2.60.0", "2.60.7", "2.60.0rc1"])
+@pytest.mark.parametrize("version", ["2.50.0", "2.60.0", "2.60.7", "2.60.0rc1"])
 def test_tested_ray_has_no_warning(version: str) -> None:
     assert ray_version_warning(version) is None
     assert doctor_checks.check_ray(version).status == "ok"
 
 
-@pytest.mark.parametrize("version", ["2.59.9", "2.61.0", "2.6.0", "3.0.0.dev0", "nonsense"])
+@pytest.mark.parametrize("version", ["2.61.0", "3.0.0.dev0", "nonsense"])
 def test_other_ray_warns_with_the_range(version: str) -> None:
     warning = ray_version_warning(version)
     assert warning is not None
@@ -169,12 +169,15 @@ def test_other_ray_warns_with_the_range(version: str) -> None:
     assert doctor_checks.check_ray(version).status == "warn"
 
 
-def test_missing_ray_fails() -> None:
-    assert doctor_checks.check_ray(None).status == "fail"
+@pytest.mark.parametrize("version", [None, "2.49.2", "2.6.0"])
+def test_a_ray_that_is_missing_or_too_old_fails(version: str | None) -> None:
+    check = doctor_checks.check_ray(version)
+    assert check.status == "fail"
+    assert INSTALL_RAY in check.remedy
 
 
 @pytest.mark.parametrize(
-    ("version", "status"), [((3, 10, 9), "fail"), ((3, 11, 0), "ok"), ((3, 13, 4), "ok"), ((3, 14, 0), "fail")]
+    ("version", "status"), [((3, 10, 9), "fail"), ((3, 11, 0), "ok"), ((3, 14, 4), "ok"), ((3, 15, 0), "fail")]
 )
 def test_python_range(version: tuple[int, int, int], status: str) -> None:
     assert doctor_checks.check_python(version).status == status

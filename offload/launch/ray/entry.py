@@ -3,7 +3,7 @@
     python3 -m offload.launch.ray.entry LAUNCHED_WITH COMMAND [ARGUMENT…]
 
 LAUNCHED_WITH is the version of the Python that launched the job; COMMAND and its arguments are ``offload``'s. Before the checks, this
-module imports only the standard library, in the syntax of Python 3.8: the Python here may be any version.
+module imports only the standard library and what offload says of versions, in the syntax of Python 3.8: the Python here may be any version.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import os
 import platform
 import sys
 
-OLDEST, TOO_NEW = (3, 11), (3, 14)
+from offload.versions import PYTHONS, installed_ray, python_range, ray_refusal
+
+RAY = "ray[data]"
 NEEDED = (
     # (module, package): the imports of every run, whatever its script does
-    ("ray", "ray[data,train]"),
+    ("ray", RAY),
     ("torch", "torch"),
     ("numpy", "numpy"),
     ("scipy", "scipy"),
@@ -46,20 +48,25 @@ def unfit(launched_with: str) -> str:
     """The reason why this Python cannot run a training, or an empty text."""
     version = sys.version_info[:2]
     here = "%s is Python %s" % (sys.executable, platform.python_version())  # noqa: UP031  # plain for the oldest
-    if not OLDEST <= version < TOO_NEW:
+    if not PYTHONS[0] <= version < PYTHONS[1]:
         return (
             here
-            + ", and offload needs 3.11 to 3.13 (the job was launched with "
+            + ", and offload needs "
+            + python_range()
+            + " (the job was launched with "
             + launched_with
             + "): the cluster's nodes "
             "need an image, or an environment, with such a Python, and the same on all of them."
         )
     missing = [pip for module, pip in NEEDED if importlib.util.find_spec(module) is None]
-    if "ray[data,train]" in missing:
+    if RAY in missing:
         return (
             here + ", the first python3 on the PATH of the cluster's head, and has no Ray: start Ray there with its "
             "environment activated, so that this PATH finds the Python that Ray runs with."
         )
+    refusal = ray_refusal(installed_ray())
+    if refusal is not None:
+        return here + " on the cluster. " + refusal
     if missing:
         return (
             here

@@ -22,6 +22,7 @@ from offload.launch.ray.address import dashboard_url
 from offload.launch.ray.answers import Job, UnexpectedAnswer
 from offload.launch.ray.job import RayJob
 from offload.ray_private.job_client import job_client, version_of
+from offload.versions import LOWEST_RAY, is_too_old, ray_range
 
 REACH_S = 5.0
 ANSWER_S = 60.0
@@ -49,8 +50,8 @@ class JobApi:
         address: the address of its dashboard.
 
     Raises:
-        ConfigError: if the token's file cannot be read, no dashboard answers there, it refuses the token, or the cluster runs another
-            version of Ray.
+        ConfigError: if the token's file cannot be read, no dashboard answers there, it refuses the token, or the cluster's Ray is too
+            old.
     """
 
     def __init__(self, address: str) -> None:
@@ -146,12 +147,11 @@ class JobApi:
         )
 
     def _check_version(self) -> None:
-        import ray
-
-        if self.ray_version.split(".")[:2] != ray.__version__.split(".")[:2]:
+        """A job runs with the cluster's Ray. Raise ConfigError if that one cannot work."""
+        if is_too_old(self.ray_version):
             raise ConfigError(
-                f"the Ray cluster at {self.url} runs Ray {self.ray_version}, and this is Ray {ray.__version__}: install the cluster's "
-                f"version here (pip install 'ray[data,train]=={self.ray_version}'), or start a cluster with this one."
+                f"the Ray cluster at {self.url} runs Ray {self.ray_version}, and offload needs {ray_range()}: start a cluster with one of "
+                f"these, such as that of an image or an environment with ray[data,default]>={LOWEST_RAY}."
             )
 
     @contextmanager

@@ -149,7 +149,7 @@ def _those_that_work(table: Any) -> str:
 
 
 def _needs() -> str:
-    python = ",".join(sorted(map(str, pythons()), reverse=True))  # ">=3.11,<3.14", in this order
+    python = ",".join(sorted(map(str, pythons()), reverse=True))  # ">=3.11,<3.15", in this order
     return f"offload needs Python {python} and torch{requirement('torch').specifier}."
 
 

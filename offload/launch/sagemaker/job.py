@@ -21,9 +21,10 @@ from offload.launch.sagemaker import limits
 from offload.launch.sagemaker.container import process_one
 from offload.launch.sagemaker.groups import InstanceGroup, has_gpus, has_local_storage
 from offload.launch.sagemaker.settings import GPU_GROUP, Settings, is_reserved
+from offload.versions import CONTAINER_ENTRY
 
 CHECKPOINTS = "/opt/ml/checkpoints"
-ENTRY = "offload_entry.py"
+ENTRY = CONTAINER_ENTRY
 FILE = "File"  # the service's default input mode
 MOST_SHOWN = 20
 LONGEST_RUN_S = 28 * 86_400  # the maximum from the service's documentation; its API model has none

@@ -23,7 +23,7 @@ from offload.launch.requirements import IN_IMAGE, own_requirements, requirement,
 from offload.launch.sagemaker.images import Contents
 
 DEADLINE_S = 60.0
-PYTHONS = ("3.12", "3.11", "3.13")
+PYTHONS = ("3.12", "3.11", "3.13", "3.14")
 """Versions to try, in this order, if the image's Python is unknown; most of AWS's images have 3.12."""
 _PATIENCE = {"UV_HTTP_TIMEOUT": "10", "UV_HTTP_RETRIES": "1"}
 _OPTIONS = (

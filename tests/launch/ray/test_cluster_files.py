@@ -38,7 +38,7 @@ from tests.helpers import DATA, PROGRAMS, moto_server, offload_here, plan_docume
 from tests.model.test_profile import WHOLE
 
 CATALOG = built_in()
-SOFTWARE = Software(ray="2.60.0", python=(3, 11), requirements=("ray[data,train]==2.60.0", "torch==2.15.0"))
+SOFTWARE = Software(ray="2.60.0", python=(3, 11), requirements=("ray[data]==2.60.0", "torch==2.15.0"))
 AMI = "ami-0123456789abcdef0"
 
 
@@ -345,9 +345,17 @@ def test_an_image_of_ones_own_needs_no_installation() -> None:
 
     assert commands("registry/mine:1") == ([], "registry/mine:1")
     assert commands(None) == (
-        ["pip install --no-cache-dir 'ray[data,train]==2.60.0' torch==2.15.0"],
+        ["pip install --no-cache-dir 'ray[data]==2.60.0' torch==2.15.0"],
         "rayproject/ray:2.60.0-py311-gpu",
     )
+
+
+def test_nodes_get_the_ray_that_the_user_chose() -> None:
+    software = installed("2.55.1")
+    assert software.image.startswith("rayproject/ray:2.55.1-py3")
+    assert "ray[data]==2.55.1" in software.requirements
+    manifest = kuberay.cluster_file(plan_of(SHAPE), software, cluster="c", image=None, job=None).document()
+    assert manifest["spec"]["rayVersion"] == "2.55.1"
 
 
 def test_nodes_get_the_versions_that_are_installed_here() -> None:
@@ -401,7 +409,7 @@ def test_listed_hosts_stand_in_the_file_the_first_as_head() -> None:
 
 def test_hosts_of_ones_own_get_the_dashboard_through_which_jobs_come() -> None:
     text = RENDER["hosts"](plan_of(SHAPE)).text()
-    assert "pip install --no-cache-dir 'ray[data,default,train]==2.60.0' torch==2.15.0" in text
+    assert "pip install --no-cache-dir 'ray[data,default]==2.60.0' torch==2.15.0" in text
 
 
 def test_a_job_needs_offload_in_its_image() -> None:
@@ -624,7 +632,8 @@ def test_options_reach_the_file(folder: Path) -> None:
     assert config["provider"]["region"] == "eu-central-1"
     assert config["available_node_types"]["head"]["node_config"]["ImageId"] == AMI
     (folder / "hosts.txt").write_text("a\nb\nc\nd\ne\n")
-    done = offload_plan("--plan", "plan.json", "--emit", "hosts", "--hosts", "hosts.txt", cwd=folder)
+    done = offload_plan("--plan", "plan.json", "--emit", "hosts", "--hosts", "hosts.txt", "--ray", "2.55.1", cwd=folder)
+    assert "'ray[data,default]==2.55.1'" in done.stdout
     assert yaml.safe_load(done.stdout)["provider"]["worker_ips"] == ["b", "c", "d", "e"]
 
 
@@ -638,6 +647,8 @@ def test_options_reach_the_file(folder: Path) -> None:
         (("--plan", "own.json", "--emit", "kuberay"), "no instance type 'tower'"),
         (("--plan", "own.json", "--emit", "ray-aws", "--catalog", "own.toml"), "tower is not an EC2 instance type"),
         (("--plan", "plan.json"), "--plan plan.json needs --emit"),
+        (("--plan", "plan.json", "--emit", "kuberay", "--ray", "2.49.2"), "--ray is 2.49.2, and offload needs Ray 2.50 or newer"),
+        (("--plan", "plan.json", "--emit", "kuberay", "--ray", "newest"), "--ray must be the full version of a Ray release"),
         (("--plan", "plan.json", "--emit", "hosts", *PROFILE), "--profile is for making one"),
         (("--plan", "plan.json", "--emit", "hosts", "--spot", "all"), "--spot is for --emit ray-aws and kuberay"),
         (("--plan", "plan.json", "--emit", "hosts", "-o", "x.json"), "--output is for making one"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Iterable
@@ -10,7 +11,9 @@ from importlib.metadata import version
 
 from packaging.requirements import Requirement
 
+from offload.errors import ConfigError, argument
 from offload.launch.requirements import IN_IMAGE, requirements
+from offload.versions import is_too_old, ray_range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,15 +41,31 @@ class Software:
         return _pip_install(map(_with_dashboard, self.requirements))
 
 
-def installed() -> Software:
-    """The software that is installed here."""
+def installed(ray: str | None = None) -> Software:
+    """The software that is installed here, with another version of Ray if ``ray`` names one.
+
+    Raises ConfigError for a Ray that offload cannot work with.
+    """
+    if ray is not None:
+        _check_ray(ray)
     # "2.8.0+cpu" is a build for this machine; nodes take the build that their index offers.
     torch = [f"{package}=={version(package).split('+')[0]}" for package in IN_IMAGE]
     return Software(
-        ray=version("ray"),
+        ray=ray or version("ray"),
         python=(sys.version_info.major, sys.version_info.minor),
-        requirements=(*requirements(), *torch),
+        requirements=(*requirements(ray=ray), *torch),
     )
+
+
+def _check_ray(ray: str) -> None:
+    if not re.fullmatch(r"\d+\.\d+\.\d+", ray):
+        raise ConfigError(
+            f"{argument('ray')} must be the full version of a Ray release, such as {version('ray')}, found {ray!r}."
+        )
+    if is_too_old(ray):
+        raise ConfigError(
+            f"{argument('ray')} is {ray}, and offload needs {ray_range()}: pass one of these, or leave it out."
+        )
 
 
 def _pip_install(requirements: Iterable[str]) -> str:
