@@ -30,6 +30,7 @@ LAYERS = [
     {"offload.train.worker.links"},
     {"offload.train.hub"},
     {"offload.train.messages"},
+    {"offload.train.group"},
     {"offload.train.checkpoints", "offload.train.cluster"},
     {"offload.train.config", "offload.train"},
     # Rooms of offload.pipeline, from the user's words to pure functions.

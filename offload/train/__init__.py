@@ -1,1 +1,1 @@
-"""Training on Ray Train: the driver's Trainer, the worker's Context, and the messages between them."""
+"""Training: the driver's Trainer, the worker's Context, and the messages between them."""

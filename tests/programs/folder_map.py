@@ -109,8 +109,10 @@ QUESTIONS = {
     },
     "What happens when a worker or a node dies?": {
         "train/driver/fleet/state_machine.py": "what the run decides",
-        "train/driver/conductor.py": "who carries it out",
-        "train/cluster/deaths.py": "the sentence on the cause",
+        "train/driver/losses.py": "how the ends of ranks are judged",
+        "train/driver/supervisor.py": "who ends the workers and starts the next",
+        "train/group/group.py": "the contract of the workers' processes; beside it, those on Ray and on this machine",
+        "train/group/deaths.py": "the sentence on the cause",
         "pipeline/pool/pool.py": "the same for a preprocessing process",
     },
     "What if a release of Ray changes something private?": {
@@ -150,6 +152,7 @@ ROOMS = (
     "train",
     "train/driver",
     "train/driver/fleet",
+    "train/group",
     "train/cluster",
     "adapt",
     "measure",

@@ -21,7 +21,7 @@ from offload.launch.ray import answers
 from offload.launch.ray.address import dashboard_url
 from offload.launch.ray.answers import Job, UnexpectedAnswer
 from offload.launch.ray.job import RayJob
-from offload.ray_private.job_client import job_client, version_of
+from offload.ray_private.job_client import content, job_client, version_of
 from offload.versions import LOWEST_RAY, is_too_old, ray_range
 
 REACH_S = 5.0
@@ -107,10 +107,7 @@ class JobApi:
 
     def _answer(self, what: str, method: str, endpoint: str, job_id: str | None = None) -> bytes:
         with self._asking(what, job_id):
-            response = self.client._do_request(method, endpoint)
-            if response.status_code != OK:
-                self.client._raise_error(response)
-            return bytes(response.content)
+            return content(self.client, self.url, method, endpoint)
 
     def _connected(self) -> Any:
         import requests

@@ -40,6 +40,11 @@ def _shortened(said: str) -> str:
             "some parameters got no gradient on some worker. If that is meant, pass "
             "ctx.prepare(..., ddp={'find_unused_parameters': True})"
         )
+    if "outside of a Ray Train training function" in said:
+        return (
+            f"{said.partition(' outside of ')[0]} in offload's workers, which are not Ray Train's: ctx has what takes its place "
+            "(ctx.report, ctx.rank, ctx.world_size, ctx.prepare, ctx.batches)"
+        )
     lines = [" ".join(line.split()) for line in said.splitlines() if line.strip()] or ["no message"]
     whole = " ".join(lines)
     return (whole if len(whole) <= _LONG else " … ".join(dict.fromkeys((lines[0], lines[-1])))).rstrip(".")

@@ -326,7 +326,7 @@ class Run:
             if overrides.gpus_per_worker is None
             else overrides.gpus_per_worker
         )
-        # As in Ray Train, a worker with a GPU reserves no core: while it waits for data, preprocessing needs that core most.
+        # As with Ray Train, a worker with a GPU reserves no core: while it waits for data, preprocessing needs that core most.
         alone = 0 if gpus else 1
         cpus = float(requested.get("CPU", alone) if overrides.cpus_per_worker is None else overrides.cpus_per_worker)
         return WorkerResources(cpus=cpus, gpus=gpus, others=others)
