@@ -10,7 +10,7 @@ CODE := offload launchers examples benchmarks tests docs/conf.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test soak gpu-check check format map docs lock clean
+.PHONY: help install demo test test-lowest matrix soak gpu-check check format map docs lock clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 11
@@ -24,6 +24,12 @@ demo: $(INSTALLED) ## train on JPEG files, then compare with a DataLoader; write
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(INSTALLED) ## run all tests, three at a time (ARGS="-k name" for some, JOBS=0 for one by one); says their CPU minutes
 	$(BIN)/python -m tests.programs.cpu_minutes $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadscope $(ARGS)
+
+test-lowest: $(BIN)/uv ## a quick part of the tests with the lowest version of each requirement, in an environment in build/lowest
+	PYTHON=$(CURDIR)/$(BIN)/python ./tests/programs/lowest.sh $(ARGS)
+
+matrix: $(INSTALLED) ## other versions of Ray, Python and torch; writes benchmarks/results/compatibility.json (ARGS="--only ray2.50")
+	$(BIN)/python -m benchmarks.compatibility -o benchmarks/results/compatibility.json $(ARGS)
 
 soak: $(INSTALLED) ## what takes too long for every change, before a release: an hour; writes benchmarks/results/soak.json
 	$(BIN)/python -m benchmarks.soak $(ARGS)
@@ -41,9 +47,10 @@ format: $(INSTALLED) ## let ruff repair and format
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-map: $(INSTALLED) ## write docs/map.md (every module in a line) and docs/tutorial.md (the examples' diffs) anew
+map: $(INSTALLED) ## write docs/map.md (every module in a line), docs/tutorial.md (the examples' diffs) and docs/compatibility.md anew
 	$(BIN)/python -m tests.programs.folder_map
 	$(BIN)/python -m tests.programs.tutorial_page
+	$(BIN)/python -m tests.programs.compatibility_page
 
 docs: $(INSTALLED) ## build the documentation site in site/; warnings and broken links are errors
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet -c docs -d build/doctrees . site
