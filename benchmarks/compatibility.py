@@ -12,6 +12,7 @@ How to read it: a row that passes says that these programs had the right outcome
 
 import json
 import shlex
+import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -70,8 +71,15 @@ def run_row(row: Row, programs: list[str], folder: Path, jobs: int, tell: Any) -
         return ended.document()
 
     names = programs if row.expects == "works" else [REFUSAL]
-    with ThreadPoolExecutor(jobs) as pool:
+    pool = ThreadPoolExecutor(jobs)
+    try:
         entry["programs"] = dict(zip(names, pool.map(outcome, names), strict=True))
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        running.end_all()
+        raise
+    finally:
+        pool.shutdown()
     return entry
 
 
@@ -108,7 +116,12 @@ def _words(versions: dict[str, str]) -> str:
 @click.option("--only", multiple=True, metavar="ROW", help="A row to run; may be repeated. All by default.")
 @click.option("--program", "names", multiple=True, metavar="NAME", help="A program to run; may be repeated.")
 @click.option("--jobs", type=click.IntRange(min=1), default=2, show_default=True, help="Programs at a time.")
-@click.option("--folder", type=click.Path(path_type=Path), default=environments.DEFAULT_FOLDER, help="Where environments are kept.")
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path),
+    default=environments.DEFAULT_FOLDER,
+    help="Where environments are kept.",
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write each row's result there.")
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON on stdout instead of a table.")
 def main(
@@ -124,8 +137,14 @@ def main(
         entry = run_row(row, programs, folder, jobs, lambda line: click.echo(line, err=as_json))
         found[row.name] = entry
         if output is not None:
-            recorded = merged(recorded, row, {**entry, "command": _command(sys.argv[1:]), "machine": side_by_side.hardware()})
-            document = {"benchmark": "compatibility", "offload": side_by_side.versions().get("offload"), "rows": recorded}
+            recorded = merged(
+                recorded, row, {**entry, "command": _command(sys.argv[1:]), "machine": side_by_side.hardware()}
+            )
+            document = {
+                "benchmark": "compatibility",
+                "offload": side_by_side.versions().get("offload"),
+                "rows": recorded,
+            }
             output.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     if as_json:
         click.echo(json.dumps(found, ensure_ascii=False))
@@ -141,4 +160,5 @@ def _command(arguments: list[str]) -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what runs is ended first
     main()

@@ -127,7 +127,9 @@ def test_an_absent_ray_is_refused() -> None:
     assert done.stderr.splitlines()[-1] == f"offload.errors.VersionError: {ABSENT}"
 
 
-@pytest.mark.parametrize("arguments", [("plan",), ("run", "train.py"), ("report", "runs/a"), ("launch", "ray", "--help")])
+@pytest.mark.parametrize(
+    "arguments", [("plan",), ("run", "train.py"), ("report", "runs/a"), ("launch", "ray", "--help")]
+)
 def test_the_command_says_the_sentence_alone(old_ray: Path, arguments: tuple[str, ...]) -> None:
     done = python("-m", "offload", *arguments, path=old_ray)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"offload: {OLD}\n")

@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import os
 import re
-import json
 import shutil
 import subprocess
 import sys
@@ -60,7 +59,7 @@ def make(row: Row, folder: Path) -> Environment:
     if not (at / _COMPLETE).exists():
         _uv("venv", "--clear", "--python", str(interpreter), str(at))
         with _requirements(resolved) as path:
-            _uv("pip", "install", "--no-deps", "--compile-bytecode", "--python", str(python), "-r", path)
+            _uv("pip", "install", "--no-deps", "--python", str(python), "-r", path)
         (at / _COMPLETE).touch()
     return Environment(python=python, versions=_versions(python, resolved), refused_by=refused_by)
 
@@ -108,7 +107,7 @@ def _versions(python: Path, resolved: list[str]) -> dict[str, str]:
     return {"python": done.stdout.strip()} | {name: pinned[name] for name in SHOWN if name in pinned}
 
 
-class _requirements:  # noqa: N801 - used as a function
+class _requirements:
     """A file with these requirements, as a context."""
 
     def __init__(self, lines: list[str] | tuple[str, ...]) -> None:
@@ -136,5 +135,3 @@ def _uv(*arguments: str) -> str:
     if done.returncode != 0:
         raise EnvironmentFailed(f"uv {' '.join(arguments[:2])} failed: {' '.join(done.stderr.split())[-600:]}")
     return done.stdout
-
-

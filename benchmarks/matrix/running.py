@@ -6,6 +6,7 @@ Every process that a program starts carries a mark in its environment, so that n
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -26,6 +27,8 @@ SHOWN = 1500  # characters of a failed program's output
 SENTENCE_ENDS = "pip install 'ray[data]>="
 _KEPT = ("LANG", "LC_ALL", "TZ")
 """What a program gets of this process's environment."""
+_running: set[str] = set()
+"""The marks of the programs that run now."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +41,20 @@ class Outcome:
     found: Mapping[str, Any] | None = None
 
     def document(self) -> dict[str, Any]:
-        more = {"why": self.why} if self.why else {}
-        return {"passed": self.passed, "seconds": round(self.seconds, 1), **more, **({"found": self.found} if self.found else {})}
+        more = {"why": shortened(self.why)} if self.why else {}
+        return {
+            "passed": self.passed,
+            "seconds": round(self.seconds, 1),
+            **more,
+            **({"found": self.found} if self.found else {}),
+        }
+
+
+def shortened(why: str) -> str:
+    """How a program ended and the last line of its output, without the folders of this machine."""
+    ended, _, said = why.partition(": ")
+    last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "")
+    return re.sub(r"(/[\w.+-]+)+/", "", f"{ended}: {last}" if last else ended)[:300]
 
 
 def run(environment: Environment, program: str, timeout_s: float = TIMEOUT_S) -> Outcome:
@@ -93,6 +108,7 @@ def _run(environment: Environment, arguments: list[str], timeout_s: float) -> _D
         "MPLCONFIGDIR": str(environment.python.parent.parent / "matplotlib"),  # its cache of fonts takes long to make
     }
     began = time.monotonic()
+    _running.add(mark)
     try:
         with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
             process = subprocess.Popen(
@@ -109,7 +125,14 @@ def _run(environment: Environment, arguments: list[str], timeout_s: float) -> _D
         texts = [(folder / name).read_text(encoding="utf-8", errors="replace") for name in ("out", "err")]
         return _Done(code=code, stdout=texts[0], stderr=texts[1], seconds=seconds)
     finally:
+        _running.discard(mark)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_all() -> None:
+    """End every program that runs now."""
+    for mark in list(_running):
+        end_marked(mark)
 
 
 def end_marked(mark: str) -> None:

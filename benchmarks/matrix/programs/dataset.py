@@ -39,7 +39,9 @@ def program(folder: Path) -> dict[str, Any]:
     for epoch in range(EPOCHS):
         rows = Counter(row for line in lines if line["epoch"] == epoch for row in line["rows"])
         expect(rows == Counter(range(SAMPLES)), f"epoch {epoch} trained {wrong(rows)}")
-    expect(all(x == row / 2 for line in lines for row, x in zip(line["rows"], line["x"], strict=True)), "x is not row / 2")
+    expect(
+        all(x == row / 2 for line in lines for row, x in zip(line["rows"], line["x"], strict=True)), "x is not row / 2"
+    )
     return {"rows": sum(len(line["rows"]) for line in lines)}
 
 

@@ -18,7 +18,7 @@ from benchmarks.matrix.programs.common import EPOCHS, SAMPLES, expect, run
 
 UP_S = 120.0
 LOOK_S = 0.5
-SCRIPT = f'''
+SCRIPT = f"""
 import numpy as np
 import torch
 
@@ -38,7 +38,7 @@ def train(ctx):
 def build():
     samples = [{{"x": np.full(2, i, dtype=np.float32)}} for i in range({SAMPLES})]
     return offload.Trainer(train, datasets={{"train": offload.from_torch(samples)}}, batch_size=8)
-'''
+"""
 
 
 def free_ports(count: int) -> list[int]:

@@ -3,10 +3,9 @@
 The program starts itself: each of the two drivers is a process of its own.
 """
 
-import os
-import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +16,23 @@ from benchmarks.matrix.programs.common import (
     expect,
     expect_each_once,
     history,
+    model_of,
     run,
+    train,
     trainer,
 )
-from benchmarks.matrix.programs.common import train as common_train
+from tests.emulation.history import ROUND, log_batch
 from tests.emulation.numbers import Numbers
 
-AT_STEP = 5
 INTERRUPTED = "interrupted"
 SAMPLE_S = 0.01  # so that the interruption reaches the run before many epochs have passed
-
-
-def interrupt_driver(ctx: offload.Context) -> None:
-    if ctx.rank == 0 and ctx.global_step == AT_STEP:
-        os.kill(ctx.config["driver_pid"], signal.SIGTERM)
+TRAINS = '"first_step"'
+"""The event that says that the run has begun: only then is there anything to commit."""
+DEADLINE_S = 200.0
 
 
 def train_one_more_epoch(ctx: offload.Context) -> None:
     """Train the rest of the interrupted epoch, and the next one."""
-    from benchmarks.matrix.programs.common import log_batch, model_of
-
     model, _ = model_of(ctx)
     begun = None
     for epoch in ctx.epochs(TRAINED_AT_MOST):
@@ -51,25 +47,41 @@ def train_one_more_epoch(ctx: offload.Context) -> None:
 
 def drive(folder: Path, driver: int) -> None:
     """One of the two drivers: 0 trains until it is interrupted, 1 resumes."""
-    config = {"driver": driver, "driver_pid": os.getpid(), "epochs": TRAINED_AT_MOST, "at_step": interrupt_driver}
     made = trainer(
         folder,
-        common_train if driver == 0 else train_one_more_epoch,
+        train if driver == 0 else train_one_more_epoch,
         datasets={"train": offload.from_torch(Numbers(SAMPLES, seconds=SAMPLE_S))},
         workers=2,
-        config=config,
+        config={"driver": driver, "epochs": TRAINED_AT_MOST},
     )
     print(made.fit(run_dir=folder / "run", quiet=True).status)
 
 
+def start(folder: Path, driver: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "benchmarks.matrix.programs.resume", str(folder), str(driver)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    """The status of the run that a driver has printed when it ends."""
+    said, _ = process.communicate()
+    return (said.split() or [f"code {process.returncode}"])[-1]
+
+
+def wait_until_it_trains(events: Path, process: subprocess.Popen[str]) -> None:
+    until = time.monotonic() + DEADLINE_S
+    while not (events.exists() and TRAINS in events.read_text()):
+        expect(process.poll() is None and time.monotonic() < until, "the first driver never trained")
+        time.sleep(0.1)
+
+
 def program(folder: Path) -> dict[str, Any]:
-    statuses = []
-    for driver in (0, 1):
-        command = [sys.executable, "-m", "benchmarks.matrix.programs.resume", str(folder), str(driver)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-        statuses.append((done.stdout.split() or [f"code {done.returncode}"])[-1])
+    first = start(folder, 0)
+    wait_until_it_trains(folder / "run" / "events.jsonl", first)
+    first.terminate()
+    statuses = [ended(first), ended(start(folder, 1))]
     expect(statuses == [INTERRUPTED, "finished"], f"the two drivers ended with {statuses}")
-    drivers = {line["attempt"] // 1000 for line in history(folder)}
+    drivers = {line["attempt"] // ROUND for line in history(folder)}
     expect(drivers == {0, 1}, f"batches are from the drivers {drivers}")
     return {"passes": expect_each_once(folder, None)}
 

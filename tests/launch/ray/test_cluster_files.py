@@ -350,6 +350,14 @@ def test_an_image_of_ones_own_needs_no_installation() -> None:
     )
 
 
+def test_nodes_get_the_ray_that_the_user_chose() -> None:
+    software = installed("2.55.1")
+    assert software.image.startswith("rayproject/ray:2.55.1-py3")
+    assert "ray[data]==2.55.1" in software.requirements
+    manifest = kuberay.cluster_file(plan_of(SHAPE), software, cluster="c", image=None, job=None).document()
+    assert manifest["spec"]["rayVersion"] == "2.55.1"
+
+
 def test_nodes_get_the_versions_that_are_installed_here() -> None:
     here = installed()
     assert here.python == sys.version_info[:2]
@@ -624,7 +632,8 @@ def test_options_reach_the_file(folder: Path) -> None:
     assert config["provider"]["region"] == "eu-central-1"
     assert config["available_node_types"]["head"]["node_config"]["ImageId"] == AMI
     (folder / "hosts.txt").write_text("a\nb\nc\nd\ne\n")
-    done = offload_plan("--plan", "plan.json", "--emit", "hosts", "--hosts", "hosts.txt", cwd=folder)
+    done = offload_plan("--plan", "plan.json", "--emit", "hosts", "--hosts", "hosts.txt", "--ray", "2.55.1", cwd=folder)
+    assert "'ray[data,default]==2.55.1'" in done.stdout
     assert yaml.safe_load(done.stdout)["provider"]["worker_ips"] == ["b", "c", "d", "e"]
 
 
@@ -638,6 +647,8 @@ def test_options_reach_the_file(folder: Path) -> None:
         (("--plan", "own.json", "--emit", "kuberay"), "no instance type 'tower'"),
         (("--plan", "own.json", "--emit", "ray-aws", "--catalog", "own.toml"), "tower is not an EC2 instance type"),
         (("--plan", "plan.json"), "--plan plan.json needs --emit"),
+        (("--plan", "plan.json", "--emit", "kuberay", "--ray", "2.49.2"), "--ray is 2.49.2, and offload needs Ray 2.50 or newer"),
+        (("--plan", "plan.json", "--emit", "kuberay", "--ray", "newest"), "--ray must be the full version of a Ray release"),
         (("--plan", "plan.json", "--emit", "hosts", *PROFILE), "--profile is for making one"),
         (("--plan", "plan.json", "--emit", "hosts", "--spot", "all"), "--spot is for --emit ray-aws and kuberay"),
         (("--plan", "plan.json", "--emit", "hosts", "-o", "x.json"), "--output is for making one"),
