@@ -16,7 +16,7 @@ HEAD = """# Versions
 
 offload works with Ray {lowest} and newer, {pythons}, and torch 2.6 and newer, on Linux. An older Ray, or none, is refused when offload is
 imported: in one sentence, with the version that was found and the command that installs another. `offload doctor` says which versions
-are installed. A Ray from {limit} on works as far as nobody has tried it: each run then begins with a warning.
+are installed. Nobody has tried a Ray from {limit} on yet: a run with one begins with a warning.
 
 `pyproject.toml` names the lowest version of every requirement. `make test-lowest` installs exactly these and runs a part of the tests.
 
