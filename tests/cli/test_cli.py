@@ -528,7 +528,7 @@ OPTIONS: dict[str, list[str]] = {
     "plan": [
         "--ami", "--batch-size", "--budget", "--catalog", "--chart", "--cluster-name", "--cpu-nodes", "--cpu-type", "--deadline",
         "--emit", "--gpu-nodes", "--gpu-speed", "--gpu-type", "--hosts", "--image", "--job", "--json", "--max-batch-size", "--objective",
-        "--output", "--plan", "--profile", "--refresh-prices", "--region", "--samples", "--spot", "--step",
+        "--output", "--plan", "--profile", "--ray", "--refresh-prices", "--region", "--samples", "--spot", "--step",
     ],
     "probe": ["--address", "--apply", "--core-speed", "--json", "--loader", "--output", "--quiet", "--yes", "args", "script"],
     "report": ["--catalog", "--json", "--output", "--png", "--usd-per-hour", "run_dirs"],
