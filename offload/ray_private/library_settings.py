@@ -31,6 +31,14 @@ CONNECTION = Part(
 )
 
 
+def refused_tokens() -> tuple[type[Exception], ...]:
+    """What Ray raises where a cluster refuses this process's token; nothing in releases without tokens."""
+    import ray.exceptions
+
+    refused: type[Exception] | None = getattr(ray.exceptions, "AuthenticationError", None)
+    return () if refused is None else (refused,)
+
+
 def read_anew() -> None:
     """Make Ray's library read the mode and the token from the environment again when it next needs them."""
 

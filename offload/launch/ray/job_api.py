@@ -22,6 +22,7 @@ from offload.launch.ray.address import dashboard_url
 from offload.launch.ray.answers import Job, UnexpectedAnswer
 from offload.launch.ray.job import RayJob
 from offload.ray_private.job_client import content, job_client, version_of
+from offload.ray_private.library_settings import refused_tokens
 from offload.versions import LOWEST_RAY, is_too_old, ray_range
 
 REACH_S = 5.0
@@ -111,14 +112,13 @@ class JobApi:
 
     def _connected(self) -> Any:
         import requests
-        from ray.exceptions import AuthenticationError
 
         found = ""
         try:
             return job_client(self.url, reach_s=REACH_S, send_s=SEND_S, receive=_receive, check=_check)
         except UnexpectedAnswer as error:
             found = f" It answered GET /api/version with {error.found}."
-        except AuthenticationError as error:
+        except refused_tokens() as error:
             raise ConfigError(self._on_the_token(str(error))) from None
         except (ConnectionError, requests.exceptions.Timeout) as error:
             reason = _reason(error)
@@ -154,13 +154,12 @@ class JobApi:
     @contextmanager
     def _asking(self, what: str, job_id: str | None = None) -> Iterator[None]:
         import requests
-        from ray.exceptions import AuthenticationError
 
         try:
             yield
         except (ConnectionError, requests.exceptions.RequestException) as error:
             raise Unreachable(f"the Ray cluster at {self.url} did not {what}: {_reason(error)}.") from None
-        except AuthenticationError as error:
+        except refused_tokens() as error:
             raise ConfigError(self._on_the_token(str(error))) from None
         except (RuntimeError, ValueError) as error:
             status, text = match.groups() if (match := _STATUS.search(str(error))) else (None, str(error))

@@ -32,6 +32,7 @@ from offload.preload import ahead
 from offload.process.interrupts import Interrupts, handled
 from offload.process.program_state import restored
 from offload.process.ray_forks import check_not_forked
+from offload.ray_private.library_settings import refused_tokens
 from offload.ray_private.preload.local_agent import LOOPBACK
 from offload.train.cluster import ray_processes
 from offload.train.cluster.holdings import left
@@ -410,7 +411,7 @@ def _check_is_ours(address: str | None) -> None:
     try:
         if has_node(address, here.get_node_id(), JOIN_S):
             return
-    except ray.exceptions.AuthenticationError:  # ours takes the token that this process has
+    except refused_tokens():  # ours takes the token that this process has
         pass
     except _REFUSALS:
         return
