@@ -37,6 +37,15 @@ def packed_sizes(archive: bytes) -> dict[str, int]:
         return {member.filename: member.compress_size for member in opened.infolist()}
 
 
+def unzipped(archive: bytes, folder: Path, without: Collection[str] = ()) -> None:
+    """Write the files of an archive of :func:`zipped` to a folder, without those of these base names."""
+    with zipfile.ZipFile(io.BytesIO(archive)) as opened:
+        for member in opened.infolist():
+            if Path(member.filename).name not in without:
+                path = Path(opened.extract(member, folder))
+                path.chmod(member.external_attr >> 16)
+
+
 def tarred(files: Mapping[str, Path], texts: Mapping[str, str], private: Collection[str] = ()) -> bytes:
     """A tar.gz archive of files and texts, given by their names in it. Only the owner may read the ``private`` ones.
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from offload.errors import ConfigError, argument
+from offload.launch.archives import unzipped
 from offload.launch.launcher import Unreachable
 from offload.launch.ray import answers
 from offload.launch.ray.address import dashboard_url
@@ -37,6 +38,8 @@ NEEDS = (
 ANSWER_BYTES = 256 << 20
 """The largest answer: a job's log, or a list of many jobs. A server may send without end."""
 OK = 200
+IGNORING = (".gitignore", ".rayignore")
+"""Files by which Ray's client would leave out others of a folder. Which files a job needs is decided by then."""
 TAKE_JOB = "POST /api/jobs/"
 _STATUS = re.compile(r"Request failed with status code (\d+): (.*)", re.DOTALL)
 
@@ -68,10 +71,17 @@ class JobApi:
 
         Raises ConfigError if the cluster refuses, and Unreachable if it may have taken the job.
         """
+        from ray.exceptions import RuntimeEnvSetupError
+
         with tempfile.TemporaryDirectory() as folder, self._asking("take the job"):
             path = Path(folder) / "working_dir.zip"
             path.write_bytes(archive)
-            self.client.submit_job(**job.request(job_id, str(path)))
+            try:
+                self.client.submit_job(**job.request(job_id, str(path)))
+            except RuntimeEnvSetupError:  # before the cluster hears of the job: older clients upload folders alone
+                unpacked = Path(folder) / "working_dir"
+                unzipped(archive, unpacked, without=IGNORING)
+                self.client.submit_job(**job.request(job_id, str(unpacked)))
 
     def running_in(self, run_dir: str) -> Sequence[str]:
         """The running jobs that write to a run directory. Raises ConfigError if the cluster has no job API."""
@@ -154,6 +164,7 @@ class JobApi:
     @contextmanager
     def _asking(self, what: str, job_id: str | None = None) -> Iterator[None]:
         import requests
+        from ray.exceptions import RayError
 
         try:
             yield
@@ -161,7 +172,7 @@ class JobApi:
             raise Unreachable(f"the Ray cluster at {self.url} did not {what}: {_reason(error)}.") from None
         except refused_tokens() as error:
             raise ConfigError(self._on_the_token(str(error))) from None
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, RayError) as error:
             status, text = match.groups() if (match := _STATUS.search(str(error))) else (None, str(error))
             if job_id is not None and status == "404":
                 raise ConfigError(

@@ -22,16 +22,20 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from ray.exceptions import RuntimeEnvSetupError
 
 from offload.cli.main import main
 from offload.errors import ConfigError
+from offload.launch.archives import zipped
 from offload.launch.arguments import check_script, holds_a_login, names_a_secret
 from offload.launch.ray import bundle, entry, job_api, running_job
 from offload.launch.ray.address import dashboard_url
 from offload.launch.ray.bundle import pack, read_requirements
+from offload.launch.ray.job import RayJob
 from offload.launch.uploaded_files import check_size
 from tests.helpers import ROOT
 
@@ -923,3 +927,29 @@ def test_a_home_directory_is_the_heads(monkeypatch: pytest.MonkeyPatch) -> None:
         "--",
         "~/data",
     ]
+
+
+def test_an_older_client_that_uploads_folders_alone_gets_the_unpacked_archive(tmp_path: Path) -> None:
+    uploaded: dict[str, str] = {}
+
+    class Older:
+        def submit_job(self, *, runtime_env: dict[str, Any], **_: Any) -> None:
+            path = Path(runtime_env["working_dir"])
+            if path.is_file():
+                raise RuntimeEnvSetupError("Failed to store package in the GCS.")
+            uploaded.update(
+                {str(file.relative_to(path)): file.read_text() for file in path.rglob("*") if file.is_file()}
+            )
+
+    for name in ("train.py", ".gitignore", "lib.py"):
+        (tmp_path / name).write_text(name)
+    files = {
+        "train.py": tmp_path / "train.py",
+        "src/lib.py": tmp_path / "lib.py",
+        ".gitignore": tmp_path / ".gitignore",
+    }
+    cluster = object.__new__(job_api.JobApi)
+    cluster.url, cluster.client = "http://head:8265", Older()
+    job = RayJob(name="train", user="me", script="train.py", args=(), run_dir=None)
+    cluster.submit(job, "train-1", zipped(files))
+    assert uploaded == {"train.py": "train.py", "src/lib.py": "lib.py"}
