@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow.fs as pafs
 import pytest
 import torch
+from ray.train import ScalingConfig
 
 import offload
 from offload.errors import ConfigError
@@ -23,11 +24,14 @@ from offload.pipeline.sources.file_versions import SETTLED_S
 from offload.report.events import read_event
 from offload.report.run_dir import read_lines
 from offload.report.terminal.summary import summary_rows
+from tests.conftest import LOGICAL_CPUS
 from tests.helpers import eventually, moto_server, mount_small_disk, write_jpegs
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 IMAGES = 48
+# Preprocessing has one core: with several, the next epoch may begin while another core still makes a sample of the last one.
+ONE_CORE_LEFT = ScalingConfig(resources_per_worker={"CPU": LOGICAL_CPUS - 1})
 
 
 class Requests(logging.Handler):
@@ -92,7 +96,12 @@ def train(ctx: Any) -> None:
 def fit(filesystem: pafs.FileSystem, run_dir: Path, cache: str, epochs: int) -> offload.Result:
     data = offload.image_folder("s3://bucket", means, cache=cache, filesystem=filesystem)
     trainer = offload.Trainer(
-        train, datasets={"train": data}, batch_size=8, workers=1, train_loop_config={"epochs": epochs}
+        train,
+        datasets={"train": data},
+        batch_size=8,
+        workers=1,
+        scaling_config=ONE_CORE_LEFT,
+        train_loop_config={"epochs": epochs},
     )
     return trainer.fit(run_dir=run_dir, quiet=True)
 
@@ -137,7 +146,14 @@ class Noted(torch.utils.data.Dataset[Any]):
 def test_a_node_makes_a_sample_once(tmp_path: Path) -> None:
     log = tmp_path / "log"
     data = offload.cached(Noted(log), cache=f"ssd:{tmp_path / 'cache'}:50MB", name="a")
-    trainer = offload.Trainer(train, datasets={"train": data}, batch_size=8, workers=1, train_loop_config={"epochs": 3})
+    trainer = offload.Trainer(
+        train,
+        datasets={"train": data},
+        batch_size=8,
+        workers=1,
+        scaling_config=ONE_CORE_LEFT,
+        train_loop_config={"epochs": 3},
+    )
     result = trainer.fit(run_dir=tmp_path / "run", quiet=True)
     assert result.document["samples"] == 3 * IMAGES
     assert Counter(map(int, log.read_text().split())) == Counter(range(IMAGES))

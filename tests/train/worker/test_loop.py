@@ -18,13 +18,13 @@ from offload import collate
 from offload.errors import RunError
 from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.sources.from_torch import list_torch_dataset
+from offload.report.events import ReadyToResize
 from offload.train.checkpoints.storage import Storage
 from offload.train.config import Adaptation, BatchSize, Checkpoints
-from offload.train.messages import TRAIN, Orders
-from offload.train.worker import ends as ends_module
+from offload.train.messages import TRAIN, End
 from offload.train.worker.assembly import training_loop
 from offload.train.worker.context import Context
-from offload.train.worker.ends import Ends
+from offload.train.worker.ends import Ends, StopRun
 from offload.train.worker.goal import Goal
 from offload.train.worker.links.peers import NoPeers
 from offload.train.worker.loop import TrainingLoop
@@ -131,7 +131,6 @@ def test_inputs_of_a_generator_are_no_measure_of_an_epoch_of_batches_that_adapt(
         ends = Ends(
             loop.setup,
             loop.place,
-            attempt=1,
             state=loop.state,
             reporter=loop.reporter,
             watchdog=loop.watchdog,
@@ -156,25 +155,17 @@ def test_a_parameter_without_a_shape_is_named_with_what_gives_it_one(tmp_path: P
         LocalRun(tmp_path).train(train)
 
 
-def test_workers_that_have_left_a_node_wait_for_another_however_long_that_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("end", "events"), [("resize", 1), ("stop", 0)])
+def test_workers_that_are_ordered_to_end_leave_the_function_and_say_for_what(
+    tmp_path: Path, end: End, events: int
 ) -> None:
-    monkeypatch.setattr(ends_module, "RESIZE_DEADLINE_S", -1.0)  # it is over at once
-    looks = 0
-
-    def sleep(seconds: float) -> None:
-        nonlocal looks
-        looks += 1
-        if looks == 3:
-            loop.setup.hub.publish(Orders(serial=2, workers=1, ends_group=1))
+    with local_loop(tmp_path) as loop:
+        with pytest.raises(StopRun) as unwound:
+            loop.ends.obey(end)
         loop.reporter.flush()
-
-    with local_loop(tmp_path, sleep=sleep) as loop:
-        loop.setup.hub.publish(Orders(serial=1, workers=0, ends_group=1))
-        loop.reporter.flush()
-        with pytest.raises(RunError, match="Ray Train did not start the new number of workers"):
-            loop.ends.obey("resize")
-    assert looks >= 3, "only workers that could be replaced have a deadline"
+        ready = [event for event in loop.setup.hub.read(0).events if isinstance(event, ReadyToResize)]
+    assert unwound.value.end == end
+    assert len(ready) == events
 
 
 def test_all_workers_begin_with_the_weights_of_the_first(tmp_path: Path) -> None:

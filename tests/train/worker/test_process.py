@@ -15,7 +15,8 @@ from ray import cloudpickle
 
 from offload.errors import RunError
 from offload.train.driver.failure_texts import describe_failure
-from offload.train.worker.process import RestatedError, _share, run_user_function
+from offload.train.group.in_worker import RestatedError
+from offload.train.worker.process import _share, run_user_function
 
 
 class BadLine(Exception):
