@@ -441,3 +441,10 @@ def test_a_rank_that_waits_for_a_lost_block_gets_it_when_it_is_made_again(make: 
     (again,), over = answers.get(timeout=300)
     assert over
     assert again[1:] == slices[0][1:]
+
+
+def test_a_core_may_ask_once_more_when_preprocessing_was_withdrawn_from_all(make: Callable[..., Feed]) -> None:
+    feed = make()
+    feed.open(key(), request(), 0)
+    feed.reshape((), {}, 0.0)
+    assert start(feed, "a").task.rows.num_rows == ROWS

@@ -147,12 +147,13 @@ class PassTasks(ABC):
 
     def _plan(self) -> None:
         cores = self._cores()
+        count = max(cores.cores, 1)  # a core may ask once more when preprocessing has just been withdrawn from all
         sizes = plan_tasks(
             self.left(),
-            cores=cores.cores,
+            cores=count,
             first_rows=self._pass.request.first_rows,
             rates=self._meter.rates(),
-            block_bytes=block_bytes(cores.store_bytes, cores.cores),
+            block_bytes=block_bytes(cores.store_bytes, count),
             local_batch_size=self._local_batch_size,
         )
         self._planned.extend(sizes)

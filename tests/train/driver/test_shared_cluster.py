@@ -123,7 +123,7 @@ def test_a_run_has_the_cores_of_an_idle_loader_though_ray_frees_them_late(ray_cl
         (False, "waiting for room: this program itself holds 4 of 4 CPU (actor Other 4 CPUs)"),
         pytest.param(
             True,
-            "waiting for nodes with room for 1 × 1 CPU; other programs hold 4 of 4 CPU (actor Other 4 CPUs)",
+            "waiting for nodes with room for 1 × 1 CPU; this program itself holds 4 of 4 CPU (actor Other 4 CPUs)",
             marks=pytest.mark.soak,
         ),
     ],
