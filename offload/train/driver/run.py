@@ -131,6 +131,7 @@ class Run:
             callbacks=trainer.callbacks,
         )
         self._failures, self._silent_nodes = 0, frozenset[str]()
+        self._with_imports: set[str] = set()  # ids of nodes on which the workers' imports have begun
         self._changed = threading.Event()  # the workers have: look at the news now
         self.streams = self._packed()
         self._carried = self._functions()
@@ -159,7 +160,8 @@ class Run:
             self.log.tell(OthersHold(held=others))
         for mismatch in classes_that_differ(self.listed):
             self.log.tell(mismatch)
-        import_ahead(set(cores.nodes), cores.runtime_env)
+        self._import_for_workers(self.fleet)
+        import_ahead(set(cores.nodes) - self._with_imports, cores.runtime_env)
         marker = Marker.of(storage, name)
         try:
             if marker is not None:
@@ -500,6 +502,7 @@ class Run:
                 conductor.look(self.log.news, alive, draining, silent)
                 if tuner is not None:
                     conductor.handle(*tuner.look(self.log.news, conductor.fleet, read_at))
+                self._import_for_workers(conductor.fleet)
 
         with SideThread() as aside:
             while not training.done():
@@ -537,6 +540,13 @@ class Run:
         # After a failure, workers start only once the driver has looked at the cluster, which it no longer does while the run ends.
         none_follow = news.failures > fleet.failures_seen
         return none_follow or not (news.totals or news.past) or (not fleet.workers and not news.running)
+
+    def _import_for_workers(self, fleet: Fleet) -> None:
+        """Begin the workers' imports on the nodes of the next group: before a resize, the present workers still train meanwhile."""
+        nodes = set(fleet.next_nodes()) - self._with_imports
+        if nodes:
+            self._with_imports |= nodes
+            import_ahead(nodes, self._worker_env())
 
     def _silent(self, alive: Sequence[NodeResources]) -> frozenset[str]:
         """Those of these nodes that do not answer. Ray takes half a minute to find out. Until then, it would let workers wait for room on
