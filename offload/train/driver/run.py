@@ -5,6 +5,7 @@ Where it stops: :mod:`offload.train.driver.trainer` checks the arguments, and :m
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
@@ -77,9 +78,10 @@ from offload.train.worker.setup import DatasetSetup, UserFunctions, WorkerSetup,
 POLL_S = 2.0  # each answer takes CPU time from preprocessing
 POLL_BUSY_S = 0.5  # interval while the number of workers changes
 INTERRUPT_S = 0.25
+CALL_S = 60.0  # the hub answers after this long, whether or not a worker has called
 LOST_END_S = 8.0  # time for Ray's shutdown without its control process, which takes 7 s
 WORKERS_END_S = 3.0  # time for the supervisor to end the workers
-FEED_THREADS = 8
+FEED_THREADS = 9
 MOST_WORKERS = 1024
 MOST_RANKS_AT_ONCE = 64  # ranks that the hub answers at the same time
 GPU_TYPE_SHARE = 0.001  # as Ray asks for a type of GPU
@@ -217,6 +219,7 @@ class Run:
             if not self.directory.resuming:
                 request = first_pass(self.split, deterministic=self.trainer.deterministic)
                 hub.start_ahead(request, TRAIN, self.fleet.next_nodes())
+            threading.Thread(target=self._hear_calls, args=(hub,), daemon=True, name="calls of workers").start()
             supervisor.start(self.worker_main(self._carried, self._setup(hub, name, storage, marker)))
             stopped = self._watch(training, hub, interrupts, control, conductor, watchers)
             answered = interrupts.presses if stopped else 0
@@ -542,11 +545,23 @@ class Run:
         return none_follow or not (news.totals or news.past) or (not fleet.workers and not news.running)
 
     def _import_for_workers(self, fleet: Fleet) -> None:
-        """Begin the workers' imports on the nodes of the next group: before a resize, the present workers still train meanwhile."""
-        nodes = set(fleet.next_nodes()) - self._with_imports
+        """Begin the workers' imports on the nodes of the next group, and once training is under way, on those that the most workers would
+        take: a resize then need not wait for them."""
+        nodes = set(fleet.next_nodes())
+        if fleet.group.running and (most := fleet.room.most(fleet.bounds[1])) is not None:
+            nodes.update(fleet.room.node_ids(most.held))
+        nodes -= self._with_imports
         if nodes:
             self._with_imports |= nodes
             import_ahead(nodes, self._worker_env())
+
+    def _hear_calls(self, hub: HubClient) -> None:
+        """Look at the news as soon as a worker waits for orders."""
+        calls = 0
+        with contextlib.suppress(ray.exceptions.RayError):  # the hub has ended, and so has the run
+            while True:
+                calls = hub.await_calls(calls, CALL_S)
+                self._changed.set()
 
     def _silent(self, alive: Sequence[NodeResources]) -> frozenset[str]:
         """Those of these nodes that do not answer. Ray takes half a minute to find out. Until then, it would let workers wait for room on

@@ -120,6 +120,7 @@ class Hub(FeedListener):
     publish = _by_board(Board.publish)
     read = _by_board(Board.read)
     note = _by_board(Board.note)
+    await_calls = _by_board(Board.await_calls)
     reshape = _by_feed(Feed.reshape)
     start_ahead = _by_feed(Feed.start_ahead)
     costs = _by_feed(Feed.costs)
@@ -128,6 +129,7 @@ class Hub(FeedListener):
     # For the workers.
     push = _by_board(Board.push)
     out_of_memory = _by_board(Board.out_of_memory)
+    call_driver = _by_board(Board.call_driver)
     open = _by_feed(Feed.open)
     next_slices = _by_feed(Feed.next_slices)
     arrived = _by_feed(Feed.arrived)

@@ -118,6 +118,8 @@ class Board:
     def __init__(self, supply: Callable[[], Supply] = Supply, *, nodes: int = 1) -> None:
         self._supply = supply
         self._lock = threading.Lock()  # guards all below
+        self._called = threading.Condition(self._lock)
+        self._calls = 0
         self._events = _EventQueue()
         self._reports = _Reports()
         self._failures = _WorkerFailures(nodes)
@@ -169,6 +171,13 @@ class Board:
         with self._lock:
             self._events.waiting.append(event.reported(time.time(), HUB))
 
+    def await_calls(self, seen: int, timeout_s: float) -> int:
+        """Wait until workers have called for the driver more than ``seen`` times; return how often they have. It returns after
+        ``timeout_s`` at the latest."""
+        with self._called:
+            self._called.wait_for(lambda: self._calls > seen, timeout_s)
+            return self._calls
+
     # -- the workers -----------------------------------------------------------------------------------------------
 
     def begin_group(self, attempt: int) -> GroupStart:
@@ -193,6 +202,12 @@ class Board:
                 self._running = push.group.workers > 0 and self._begun > self._failed
             self._events.waiting.extend(push.events)
             return self._orders
+
+    def call_driver(self) -> None:
+        """Let the driver look at the news at once: a worker waits for its orders."""
+        with self._called:
+            self._calls += 1
+            self._called.notify_all()
 
     def out_of_memory(self, rank: int, split: BatchSplit) -> bool:
         """Halve the limit of local batches: one did not fit into the device's memory. Return False if the limit cannot be halved

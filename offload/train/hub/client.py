@@ -56,6 +56,10 @@ class HubClient:
         """See :meth:`Board.note`. Does not wait."""
         self._start(Hub.note, event)
 
+    def await_calls(self, seen: int, timeout_s: float) -> int:
+        """See :meth:`Board.await_calls`."""
+        return self._ask(Hub.await_calls, seen, timeout_s)
+
     def end_printing(self) -> None:
         """See :meth:`Hub.end_printing`."""
         self._ask(Hub.end_printing)
@@ -79,6 +83,10 @@ class HubClient:
     def push(self, push: Push) -> Orders:
         """See :meth:`Board.push`."""
         return self._ask(Hub.push, push)
+
+    def call_driver(self) -> None:
+        """See :meth:`Board.call_driver`. Does not wait."""
+        self._start(Hub.call_driver)
 
     def out_of_memory(self, rank: int, split: BatchSplit) -> bool:
         """See :meth:`Board.out_of_memory`."""

@@ -162,6 +162,8 @@ class Ends:
             self._reporter.epoch = epoch
             until = time.monotonic() + RESIZE_DEADLINE_S
             with self._watchdog.waiting():
+                self._reporter.flush()
+                self._setup.hub.call_driver()
                 while time.monotonic() < until:
                     self._reporter.flush()
                     if self._reporter.end or self._reporter.orders.entries_followed >= begun:

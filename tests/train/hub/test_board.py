@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 
 from offload.measure.steps import Totals
 from offload.model.batch_split import BatchSplit
@@ -95,3 +96,15 @@ def test_after_several_failures_without_a_step_nobody_tries_again() -> None:
     assert [board.worker_failed("died", (), ()) for _ in range(4)] == [True, True, True, False]
     board.push(Push(rank=0, totals=Totals(), epoch=0, step=2, samples=0))
     assert board.worker_failed("died", (), ())
+
+
+def test_the_driver_hears_at_once_that_a_worker_waits_for_it() -> None:
+    board = Board()
+    assert board.await_calls(0, 0.0) == 0
+    heard: list[int] = []
+    driver = threading.Thread(target=lambda: heard.append(board.await_calls(0, 60.0)))
+    driver.start()
+    board.call_driver()
+    driver.join(60.0)
+    assert heard == [1]
+    assert board.await_calls(0, 60.0) == 1, "a call before the driver asked is not lost"
