@@ -73,7 +73,7 @@ class TensorBoard(Callback):
         log_dir: the folder of the events; ``tensorboard`` in the run directory by default.
 
     Raises:
-        ConfigError: if tensorboardX, a dependency of Ray Train, is missing, or ``log_dir`` is no path.
+        ConfigError: if tensorboardX is missing, or ``log_dir`` is no path.
     """
 
     def __init__(self, log_dir: str | os.PathLike[str] | None = None) -> None:
