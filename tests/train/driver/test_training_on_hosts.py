@@ -47,14 +47,13 @@ class Somewhere:
         return socket.gethostname()
 
 class Means:
-    """The worker's host waits until the other one has made a sample, or it might be done before that has started."""
-    def __init__(self, marker):
-        self.marker = marker
+    """Each host waits until the other one makes samples, too, or it might have made all before that has started."""
+    def __init__(self, folder):
+        self.folder = folder
     def __call__(self, batch):
         away = socket.gethostname() == "cpu-1"
-        if away:
-            self.marker.touch()
-        while not self.marker.exists():
+        (self.folder / f"makes-{socket.gethostname()}").touch()
+        while not all((self.folder / f"makes-{host}").exists() for host in ("gpu-1", "cpu-1")):
             time.sleep(0.05)
         x = np.array([[image.mean()] for image in batch["image"]], np.float32)
         return {"x": x, "away": np.full(len(x), away)}
@@ -86,7 +85,7 @@ actors = [on_this_node(ray.remote(Somewhere)).remote() for _ in range(4)]
 beside = sorted({ray.get(actor.host.remote()) for actor in actors})
 result = offload.Trainer(
     train,
-    datasets={"train": offload.webdataset(folder / "tars", Means(folder / "marker"))},
+    datasets={"train": offload.webdataset(folder / "tars", Means(folder))},
     workers=1,
     batch_size=4,
     scaling_config=ray.train.ScalingConfig(resources_per_worker={"CPU": 1, "gpu_slot": 1}),
