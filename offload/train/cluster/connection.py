@@ -456,11 +456,6 @@ def _answer() -> bool:
     return True
 
 
-def ping(node_id: str) -> Any:
-    """A reference that becomes ready once the node has answered, or Ray has noticed that it is gone."""
-    return _answer.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)).remote()
-
-
 def check_reachable(address: str) -> None:
     """Raise ConfigError unless Ray, or a server that looks like it, listens at ``host:port``."""
     if "://" in address:

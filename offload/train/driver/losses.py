@@ -13,6 +13,7 @@ from typing import Literal
 
 import torch.distributed as dist
 
+from offload.train.group.deaths import first_line
 from offload.train.group.group import Died, Ended
 from offload.train.worker.steps.device_memory import DeviceMemoryError
 
@@ -87,9 +88,3 @@ def is_broken_connection(error: BaseException) -> bool:
     text = str(error)
     of_torch = isinstance(error, dist.DistError) or "gloo" in text.lower()
     return of_torch and any(words in text for words in BROKEN_CONNECTION)
-
-
-def first_line(error: BaseException) -> str:
-    """An error in a line: its type and the first line of its message."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""Describe the end of a training process in one sentence: the worker, its host, its exit code or signal, and its log."""
+"""Describe the end of a training process, or what it raised, in one sentence: the worker, its host, its exit code or signal, and its log."""
 
 from __future__ import annotations
 
@@ -19,3 +19,9 @@ def sentence(rank: int, host: str, pid: int, status: int | None, log: str | None
     if status == -signal.SIGKILL and not ray_killed:
         how += ", as the kernel does when memory runs out"
     return f"worker {rank} on {host} (process {pid}) {how}" + (f"; its log is {log}" if log else "")
+
+
+def first_line(error: BaseException) -> str:
+    """An error in a line: its type and the first line of its message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

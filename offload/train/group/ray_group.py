@@ -24,7 +24,7 @@ from offload.preload.ended import exit_status
 from offload.ray_private.actor_ends import ran_out_of_memory
 from offload.train.cluster.holdings import Holdings
 from offload.train.cluster.reachable import silent_nodes
-from offload.train.group.deaths import sentence
+from offload.train.group.deaths import first_line, sentence
 from offload.train.group.group import Died, Ended, GroupEvent, Joining, NotStarted, Plan
 from offload.train.group.in_worker import Main, Member, Report, report_of
 from offload.train.group.joined import joined, members, open_store
@@ -224,7 +224,7 @@ class RayGroup:
             self._tell(Ended(attempt=attempt, rank=rank, report=answer.result()))
         else:
             self._died_of[rank] = error
-            self._tell(Died(attempt=attempt, rank=rank, reason=_first_line(error)))
+            self._tell(Died(attempt=attempt, rank=rank, reason=first_line(error)))
 
     # -- how a step follows another --------------------------------------------------------------------------------
 
@@ -239,7 +239,7 @@ class RayGroup:
             error = answer.exception()
             if error is not None:
                 left = -1  # once is enough
-                self._tell(NotStarted(attempt=self._plan.attempt, reason=_first_line(error)))
+                self._tell(NotStarted(attempt=self._plan.attempt, reason=first_line(error)))
             elif left == 0:
                 step([each.result() for each in answers])
 
@@ -257,15 +257,10 @@ class RayGroup:
         try:
             step(*arguments)
         except Exception as error:
-            self._tell(NotStarted(attempt=self._plan.attempt, reason=_first_line(error)))
+            self._tell(NotStarted(attempt=self._plan.attempt, reason=first_line(error)))
 
 
 @ray.remote(num_cpus=0)
 def _exit_status(pid: int) -> int | None:
     """The exit status of a process of this node; None if nobody has recorded it."""
     return exit_status(pid, STATUS_S)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
