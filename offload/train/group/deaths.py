@@ -1,4 +1,4 @@
-"""Describe the end of a training process, or what it raised, in one sentence: the worker, its host, its exit code or signal, and its log."""
+"""Describe in one sentence how a training process ended, with its host, exit code or signal and log, or what it raised."""
 
 from __future__ import annotations
 
