@@ -43,9 +43,10 @@ from offload.pipeline.feed.meter import Meter
 from offload.pipeline.feed.passes import as_user_error
 from offload.pipeline.feed.sizing import BATCH_TASK_S, batches_in, batches_per_task
 from offload.pipeline.pool.core_watch import CoreWatch, CpuUser
+from offload.pipeline.pool.losses import DEAD
 from offload.pipeline.pool.packed_recipe import PackedRecipe
 from offload.pipeline.pool.pool import IN_FLIGHT, Pool, PoolMaker
-from offload.pipeline.pool.task import DEAD, Assignment, Block, Task
+from offload.pipeline.pool.task import Assignment, Block, Task
 from offload.pipeline.program.printed import Outlet, Printed, PrintedLine
 from offload.train.cluster.connection import alive_nodes
 

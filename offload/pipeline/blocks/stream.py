@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from ray import cloudpickle
+import cloudpickle
 
 from offload.pipeline.blocks.memory import Bytes
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from ray import cloudpickle
+import cloudpickle
 
 from offload.errors import ConfigError
 from offload.model.checks import check_count, check_mapping, check_number, check_text, shown

@@ -19,7 +19,8 @@ import ray
 
 from offload.errors import OffloadError, RunError, find_offload_error
 from offload.pipeline.order.allot import Allotment, Share, Stripes
-from offload.pipeline.pool.task import KILLED, Block
+from offload.pipeline.pool.losses import KILLED
+from offload.pipeline.pool.task import Block
 
 TAKE_TIMEOUT_S = 5.0
 

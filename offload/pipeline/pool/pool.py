@@ -25,9 +25,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import offload.process.ray_forks  # noqa: F401  # a transform may fork
 from offload.pipeline.pool.free_cores import FreeCores, Refusals
+from offload.pipeline.pool.losses import DEAD, NODE_GONE
 from offload.pipeline.pool.packed_recipe import PackedRecipe
 from offload.pipeline.pool.preprocessor import Preprocessor
-from offload.pipeline.pool.task import DEAD, NODE_GONE, Assignment, Block, Cost, Task, TaskSource
+from offload.pipeline.pool.task import Assignment, Block, Cost, Task, TaskSource
 from offload.pipeline.preprocessing.environment import Ordinal, lowest_free
 
 IN_FLIGHT = 2  # tasks per actor: the running one and the next

@@ -8,21 +8,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import ray
-
-import offload.process.ray_forks  # noqa: F401  # a transform may fork
-from offload.pipeline.pool.packed_recipe import PackedRecipe
-
-NODE_GONE = ray.exceptions.ActorUnschedulableError
-
-
-KILLED = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError)
-"""A process died; of its own accord, or as Ray ended it because the node's memory is nearly full."""
-
-
-DEAD = (*KILLED, NODE_GONE)
+if TYPE_CHECKING:
+    from offload.pipeline.pool.packed_recipe import PackedRecipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +44,7 @@ class Cost:
 class Block:
     """A finished block: its reference, its cost, and the node that made it, if known."""
 
-    ref: ray.ObjectRef[Any]
+    ref: Any
     cost: Cost
     node: str = ""
 

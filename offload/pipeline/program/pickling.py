@@ -28,12 +28,13 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import cloudpickle
 import numpy as np
-from ray import cloudpickle
-from ray.cloudpickle import cloudpickle as trackers
+from cloudpickle import cloudpickle as trackers
 
 from offload.pipeline.program.pickling_names import (
     Rule,
+    adopt_registrations,
     attribute,
     held,
     held_by_modules,
@@ -119,6 +120,7 @@ class Pickler(cloudpickle.Pickler):
 
     def __init__(self, file: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)  # type: ignore[no-untyped-call]
+        adopt_registrations()
         self._rules: dict[type, Rule] = {}
         self.by_value: list[Any] = []
         """The classes and functions that it has sent by value."""

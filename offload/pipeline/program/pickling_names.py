@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ray import cloudpickle
+import cloudpickle
 
 from offload.errors import RunError
 
@@ -25,6 +25,13 @@ Place = tuple[str, str]
 
 Rule = Callable[[Any], Any]
 """Reduces an object as ``__reduce__`` does, or returns NotImplemented."""
+
+
+def adopt_registrations() -> None:
+    """Send by value also the modules that somebody has registered with Ray's own copy of cloudpickle, as programs on Ray do."""
+    if (rays := sys.modules.get("ray.cloudpickle")) is not None:
+        for name in rays.list_registry_pickle_by_value() & sys.modules.keys():
+            cloudpickle.register_pickle_by_value(sys.modules[name])  # type: ignore[no-untyped-call]
 
 
 def is_by_value(name: str) -> bool:

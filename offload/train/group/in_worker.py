@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ray import cloudpickle
+import cloudpickle
 
 
 @dataclass(frozen=True, kw_only=True)

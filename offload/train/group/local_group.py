@@ -18,7 +18,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
-from ray import cloudpickle
+import cloudpickle
 
 from offload.train.group.deaths import sentence
 from offload.train.group.group import Died, Ended, GroupEvent, Joining, NotStarted, Plan

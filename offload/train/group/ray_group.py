@@ -16,8 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+import cloudpickle
 import ray
-from ray import cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from offload.preload.ended import exit_status
