@@ -1,0 +1,14 @@
+"""The exceptions of Ray by which the pool learns that a process, or its node, is gone."""
+
+from __future__ import annotations
+
+import ray
+
+NODE_GONE = ray.exceptions.ActorUnschedulableError
+
+
+KILLED = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError)
+"""A process died; of its own accord, or as Ray ended it because the node's memory is nearly full."""
+
+
+DEAD = (*KILLED, NODE_GONE)
