@@ -136,7 +136,7 @@ class InProgram:
             self._sample_bytes = bytes_of(batch) / max(self._newest[0], 1)
         size_bytes = round(self._sample_bytes * self._newest[0])
         cost = Cost(rows=self._newest[0], size_bytes=size_bytes, cpu_s=cpu_s, wall_s=wall_s)
-        self._meter.add(Block(ref=None, cost=cost))  # type: ignore[arg-type]
+        self._meter.add(Block(ref=None, cost=cost))
         batch = self._finish(batch)
         self._finish.hand_over(batch)
         return batch

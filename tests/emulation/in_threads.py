@@ -125,7 +125,7 @@ class Nodes:
             rows = block.num_rows
             cost = Cost(rows=rows, size_bytes=8 * rows, cpu_s=CORE_SECONDS * rows, wall_s=0.01)
             with self._one_at_a_time:  # like the pool, whose one thread reports all blocks
-                assignment.finished(Block(ref=ref, cost=cost, node=node))  # type: ignore[arg-type]
+                assignment.finished(Block(ref=ref, cost=cost, node=node))
 
 
 # -- the hub -----------------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def pack(batch: Any, *, copied: bool = False, beside_bytes: int = BESIDE_BYTES, 
         return False
 
     written = io.BytesIO()
-    _Pickler(written, beside, home=home).dump(batch)  # type: ignore[no-untyped-call]
+    _Pickler(written, beside, home=home).dump(batch)
     return Packed(written.getvalue(), tuple(contents))
 
 

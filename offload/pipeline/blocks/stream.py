@@ -12,9 +12,9 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pyarrow as pa
-import cloudpickle
 
 from offload.pipeline.blocks.memory import Bytes
 
@@ -80,7 +80,7 @@ def _fill(connection: socket.socket, content: memoryview) -> None:
 
 def _send_pickle(connection: socket.socket, block: Any) -> None:
     beside: list[pickle.PickleBuffer] = []
-    structure = cloudpickle.dumps(block, protocol=5, buffer_callback=beside.append)  # type: ignore[no-untyped-call]
+    structure = cloudpickle.dumps(block, protocol=5, buffer_callback=beside.append)
     parts = [structure, *(buffer.raw() for buffer in beside)]
     sizes = np.array([len(part) for part in parts], np.uint64)
     starts, end = _places(sizes)

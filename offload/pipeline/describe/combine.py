@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
-import cloudpickle
 
 from offload.errors import ConfigError
 from offload.model.checks import check_count, check_mapping, check_number, check_text, shown
@@ -271,7 +271,7 @@ def _same(one: Any, other: Any) -> bool:
     if one is other:
         return True
     try:
-        return bool(cloudpickle.dumps(one) == cloudpickle.dumps(other))  # type: ignore[no-untyped-call]
+        return bool(cloudpickle.dumps(one) == cloudpickle.dumps(other))
     except Exception:
         return False
 

@@ -62,7 +62,7 @@ def dumps(value: Any, classes: list[type] | None = None) -> bytes:
     main = vars(sys.modules["__main__"])
     named = ((sent.__qualname__, sent) for sent in pickler.by_value)
     script = {name: sent for name, sent in named if name in main and main[name] is sent}
-    pickler.dump(script)  # type: ignore[no-untyped-call]  # a second pickle, which refers to the objects of the first
+    pickler.dump(script)  # a second pickle, which refers to the objects of the first
     return written.getvalue()
 
 
@@ -97,7 +97,7 @@ def travels(value: object) -> bool:
 def _dumped(value: Any, kind: Callable[..., Pickler]) -> tuple[Pickler, io.BytesIO]:
     written = io.BytesIO()
     pickler = kind(written)
-    pickler.dump(value)  # type: ignore[no-untyped-call]
+    pickler.dump(value)
     return pickler, written
 
 
@@ -115,11 +115,11 @@ class Carried:
         return loads(self._content)
 
 
-class Pickler(cloudpickle.Pickler):
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it ships no types
     """See :func:`dumps`. It chooses a rule for each class of objects once: a data set may hold millions."""
 
     def __init__(self, file: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> None:
-        super().__init__(file, protocol=5, buffer_callback=buffer_callback)  # type: ignore[no-untyped-call]
+        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
         adopt_registrations()
         self._rules: dict[type, Rule] = {}
         self.by_value: list[Any] = []
@@ -147,13 +147,13 @@ class Pickler(cloudpickle.Pickler):
         return RULES.get(kind) or rule_for_constants(kind)
 
     def _function(self, obj: types.FunctionType) -> Any:
-        reduced = super().reducer_override(obj)  # type: ignore[no-untyped-call]
+        reduced = super().reducer_override(obj)
         if reduced is not NotImplemented:
             self.by_value.append(obj)
         return reduced
 
     def _class(self, obj: type) -> Any:
-        reduced = super().reducer_override(obj)  # type: ignore[no-untyped-call]
+        reduced = super().reducer_override(obj)
         if _makes_a_class(reduced) and (place := place_of_class(obj)) is not None:
             return attribute, place
         if _makes_a_class(reduced):

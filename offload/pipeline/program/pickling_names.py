@@ -31,7 +31,7 @@ def adopt_registrations() -> None:
     """Send by value also the modules that somebody has registered with Ray's own copy of cloudpickle, as programs on Ray do."""
     if (rays := sys.modules.get("ray.cloudpickle")) is not None:
         for name in rays.list_registry_pickle_by_value() & sys.modules.keys():
-            cloudpickle.register_pickle_by_value(sys.modules[name])  # type: ignore[no-untyped-call]
+            cloudpickle.register_pickle_by_value(sys.modules[name])
 
 
 def is_by_value(name: str) -> bool:
@@ -39,7 +39,7 @@ def is_by_value(name: str) -> bool:
     if name not in sys.modules or name in ("__main__", "__mp_main__"):
         return True
     parts = name.split(".")
-    by_value: set[str] = cloudpickle.list_registry_pickle_by_value()  # type: ignore[no-untyped-call]
+    by_value: set[str] = cloudpickle.list_registry_pickle_by_value()
     return any(".".join(parts[:end]) in by_value for end in range(1, len(parts) + 1))
 
 

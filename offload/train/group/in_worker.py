@@ -79,7 +79,7 @@ def travelling(error: BaseException) -> BaseException:
     torch.compile's.
     """
     try:
-        cloudpickle.loads(cloudpickle.dumps(error))  # type: ignore[no-untyped-call]
+        cloudpickle.loads(cloudpickle.dumps(error))
     except Exception:  # pickling runs the user's code
         return RestatedError(type(error).__name__, str(error))
     return error

@@ -95,7 +95,7 @@ class LocalGroup:
         node = socket.gethostname()
         port = free_port()
         try:
-            work = cloudpickle.dumps(main)  # type: ignore[no-untyped-call]
+            work = cloudpickle.dumps(main)
             for member in members(attempt, [node] * workers, own):
                 self._start(work, member, port)
         except Exception as error:
@@ -152,5 +152,5 @@ def _work(connection: Connection, work: bytes, member: Member) -> None:
             return main(dataclasses.replace(member, device=str(device)))
 
     report = report_of(run)
-    connection.send_bytes(cloudpickle.dumps(report))  # type: ignore[no-untyped-call]
+    connection.send_bytes(cloudpickle.dumps(report))
     connection.close()

@@ -212,7 +212,7 @@ class RayGroup:
         """The store is open: all processes join, and call their function."""
         self._tell(Joining(attempt=self._plan.attempt, nodes=tuple(process.node for process in self._by_rank)))
         # In the object store, once for all: the driver's node has it, whichever node died with the last group.
-        packed = ray.put(cloudpickle.dumps(self._main))  # type: ignore[no-untyped-call]
+        packed = ray.put(cloudpickle.dumps(self._main))
         for rank, actor in enumerate(self._actors):
             member = dataclasses.replace(self._members[rank], master=self._by_rank[0].address, port=ports[0])
             ended = actor.run.remote(packed, member).future()
