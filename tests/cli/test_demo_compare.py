@@ -35,12 +35,15 @@ def side(name: str, *, cores: int, rate: float, device: str = PACED) -> Side:
     return Side(name=name, cores=cores, device=device, at=steps, samples=samples, waited_s=5.0)
 
 
-def both(alone: float, offloaded: float, *, predicted: float = 520.0, device: str = PACED) -> Comparison:
+def both(
+    alone: float, offloaded: float, *, predicted: float = 520.0, device: str = PACED, core_share: float = 0.95
+) -> Comparison:
     """A comparison of one core with four."""
     return Comparison(
         alone=side("torch DataLoader", cores=1, rate=alone, device=device),
         offloaded=side("offload", cores=4, rate=offloaded, device=device),
         predicted_samples_per_s=predicted,
+        core_share=core_share,
     )
 
 
@@ -115,6 +118,14 @@ def test_a_gain_and_its_absence_are_said_with_the_prediction_and_what_is_emulate
         assert "The model had predicted 520 beforehand." in text
         assert "Emulation: one machine stands for a GPU host and a CPU host" in text
         assert "A paced accelerator of 5,000 images/s stands in for a GPU: it takes time and computes nothing." in text
+
+
+def test_a_busy_machine_makes_rough_rates() -> None:
+    assert "Other programs" not in words(both(200.0, 500.0))
+    text = " ".join(words(both(200.0, 500.0, core_share=0.4)).split())
+    assert (
+        "Other programs had 60% of the cores while the prediction was measured, so that these rates are rough." in text
+    )
 
 
 def test_a_gpu_is_not_called_a_stand_in() -> None:

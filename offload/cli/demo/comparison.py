@@ -58,11 +58,15 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Both loops, and the rate that the model predicted for the second one from measurements of the first."""
+    """Both loops, and the rate that the model predicted for the second one before it ran.
+
+    ``core_share``: the share of a core that a process got while all cores preprocessed. Other programs had the rest.
+    """
 
     alone: Side
     offloaded: Side
     predicted_samples_per_s: float
+    core_share: float
 
     @property
     def gain(self) -> float:
@@ -82,7 +86,7 @@ class Comparison:
             }
             for side in (self.alone, self.offloaded)
         ]
-        return {"device": self.alone.device, "emulated": True, "sides": sides}
+        return {"device": self.alone.device, "emulated": True, "core_share": self.core_share, "sides": sides}
 
 
 def host_cores(cores: int) -> int:
@@ -102,7 +106,8 @@ def compare(images: Path, console: Console, *, seconds: float = SECONDS) -> Comp
     all_cores = sorted(os.sched_getaffinity(0))[:cores]
     with _saying(console, f"a DataLoader on {mine} of {count(cores, 'core')}, the share of a GPU host"):
         alone = _side("torch", images, seconds, all_cores, mine)
-    predicted = predicted_samples_per_s(alone.pop("costs"), cores)
+    costs = alone.pop("costs")
+    predicted = predicted_samples_per_s(costs, cores)
     console.print(f"the model predicts {figure(predicted)} images/s with all {cores} cores", soft_wrap=True)
     with _saying(console, f"the same loop offloaded to all {cores} cores"):
         offloaded = _side("offload", images, seconds, all_cores, cores)
@@ -110,6 +115,7 @@ def compare(images: Path, console: Console, *, seconds: float = SECONDS) -> Comp
         alone=Side(name="torch DataLoader", cores=mine, **alone),
         offloaded=Side(name="offload", cores=cores, **offloaded),
         predicted_samples_per_s=predicted,
+        core_share=costs["core_share"],
     )
 
 

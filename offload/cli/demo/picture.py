@@ -31,6 +31,7 @@ from offload.report.run_dir import to_json
 
 NAME = "comparison"
 LEAST_GAIN = 1.05  # below it, noise could be the gain
+BUSY = 0.8  # of a core for a process, below which others compete; the loop itself takes some of it
 WIDTH = 100
 EMULATED = "Emulation: one machine stands for a GPU host and a CPU host, so that no network lies between them."
 
@@ -76,7 +77,12 @@ def words(comparison: Comparison, *, width: int = WIDTH, colors: bool = False) -
     )
     console.print(rows)
     bars = "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
-    text = (_sentence(comparison), _stands(alone.device))
+    text = [_sentence(comparison), _stands(alone.device)]
+    if comparison.core_share < BUSY:
+        taken = share(1 - comparison.core_share)
+        text.append(
+            f"Other programs had {taken} of the cores while the prediction was measured, so that these rates are rough."
+        )
     return "\n".join(["images/s of the same loop", bars, "", *(fill(part, min(width, WIDTH)) for part in text)])
 
 

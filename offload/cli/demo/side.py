@@ -38,8 +38,6 @@ def main(loader: str, images: str, seconds: str, all_cores: str, cores: str, fil
     costly = loader == "torch"
     # Before torch starts threads, which keep the cores of their start.
     os.sched_setaffinity(0, every if costly else every[:used])
-    from offload.loader.job.session import end_unused
-
     device, step = accelerator()
     document: dict[str, Any] = {"device": device}
     if costly:
@@ -50,7 +48,6 @@ def main(loader: str, images: str, seconds: str, all_cores: str, cores: str, fil
     part = Path(f"{file}.part")
     part.write_text(json.dumps(document))
     part.replace(file)
-    end_unused()  # the loop left its loader in the middle of an epoch
 
 
 def accelerator() -> tuple[str, Step]:
