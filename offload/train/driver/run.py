@@ -22,6 +22,7 @@ from offload.model.batch_split import BatchSplit
 from offload.model.placement import GPU_TYPE, NodeResources, WorkerResources
 from offload.pipeline.aside import SideThread
 from offload.pipeline.describe.cached import check_names
+from offload.pipeline.describe.sources import ANY_SOURCE
 from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.pool.ray_state import held
 from offload.pipeline.preprocessing.environment import WorkingFolder
@@ -107,8 +108,7 @@ class Run:
         if trainer.cluster.preprocessing_cores and not all(dataset.pooled for dataset in listed.values()):
             raise ConfigError(
                 "preprocessing_cores asks the cluster for cores, and so does Ray Data if a source is a ray.data.Dataset: drop "
-                "preprocessing_cores, or read the data with one of offload's own sources (image_folder, parquet, webdataset, "
-                "from_torch)."
+                f"preprocessing_cores, or read the data with one of offload's own sources ({ANY_SOURCE})."
             )
         if trainer.adaptation.by_progress and (listed[TRAIN].samples is None or trainer.datasets[TRAIN].yields):
             raise ConfigError(
