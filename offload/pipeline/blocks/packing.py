@@ -95,6 +95,7 @@ def _laid_out(tensor: torch.Tensor) -> tuple[Array, torch.dtype, tuple[int, ...]
     plain = tensor.detach().as_subclass(torch.Tensor)
     if not _is_dense(plain.shape, plain.stride()):
         plain = plain.contiguous()
+    # In the order of memory, whatever the order of dimensions: a channels-last tensor needs no copy.
     flat = torch.as_strided(plain, (plain.numel(),), (1,), plain.storage_offset())
     return flat.view(torch.uint8).numpy(), tensor.dtype, tuple(tensor.shape), tuple(plain.stride())
 

@@ -83,10 +83,12 @@ class PackedRecipe:
     def of(cls, recipe: TaskRecipe, owner: str = "") -> PackedRecipe:
         classes: list[type] = []
         packed = pack(recipe, classes)
+        # By content: two runs, or two loaders, with the same recipe share one unpickled copy in each process.
         key = hashlib.blake2b(packed.tobytes(), digest_size=16).hexdigest()
         return cls(key=key, ref=ray.put(packed), owner=owner, classes=tuple(classes))
 
     def __getstate__(self) -> dict[str, Any]:
+        # The classes stay here: they serve only to recognise objects that come back.
         return vars(self) | {"classes": ()}
 
     def ready(self) -> Any:
