@@ -124,6 +124,7 @@ class Delivery:
                 joined[name] = [row for array in arrays for row in array]
                 continue
             shape = (sum(len(a) for a in arrays), *arrays[0].shape[1:])
+            # Other types stay on the host, and pinned memory is scarce.
             pin = self._placement.copies and _is_numeric(arrays[0])
             target = _pinned(shape, dtype) if pin else np.empty(shape, dtype)
             joined[name] = np.concatenate(arrays, out=target)
