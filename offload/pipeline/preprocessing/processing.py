@@ -85,6 +85,7 @@ def _processed(
     gather = Gather(rows.num_rows, scratch)
     reader.begin_pass(recipe.seed, epoch)
     reader.begin(rows, epoch)
+    # Where a chunk ends. Calls may span several chunks, but never end within one.
     ends = np.append(np.flatnonzero(np.diff(positions // CHUNK)) + 1, len(positions))
     start = 0
     # Since the first rows without seeds. The task looks once, at its end: a look costs as much as transforming hundreds of light rows.
@@ -156,6 +157,7 @@ def _transform_good(
         )
     except _BrokenRow as error:
         raise _BrokenRow(int(good[error.row]), error.reason) from None
+    # From these sizes follows how many rows the next call gets.
     recipe.calls.nbytes += _nbytes(columns) + _nbytes(transformed)
     return good, transformed, samples.errors
 
@@ -184,6 +186,7 @@ class _CurrentRow:
         self.row: int | None = None
         self._recipe, self._chunk, self._watch = recipe, chunk, watch
         deadline_s = recipe.sample_timeout_s
+        # Until the reader names a row, only the deadline of all rows together can be told.
         whole_s = None if deadline_s is None else deadline_s * chunk.num_rows
         watch.doing(lambda: f"reading {recipe.words.sample(chunk, None)}{recipe.words.of}", whole_s)
 
@@ -216,6 +219,7 @@ def _attempt_read(recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch) -> 
         if recipe.on_error == "skip":
             # Perhaps no row fails any more: storage recovers, and augmentation draws other numbers.
             return _read_one_by_one(recipe, chunk, epoch, watch, {})
+        # Read again one by one, only to name the culprit.
         row = _find_row(lambda i: reader.read(chunk.slice(i, 1), nowhere), chunk.num_rows)
         raise RunError(f"reading {recipe.words.sample(chunk, row)} raised {say(error)}. {_REMEDY_SKIP}") from None
 

@@ -89,6 +89,7 @@ class Recipe:
             calls.fix()
         parts = tuple(part.ready() for part in self.parts)
         for part in parts:
+            # Parts share the rows of a call, so none of them may change its size.
             part.calls.fix()
         return dataclasses.replace(self, transform=transform, parts=parts, calls=calls, held=held_by(transform))
 
@@ -104,6 +105,7 @@ def _import_ahead(transform: Any) -> None:
     nor limited to one core."""
     function = transform if hasattr(transform, "__code__") or transform is None else type(transform).__call__
     names = getattr(getattr(function, "__code__", None), "co_names", ())
+    # Those whose random numbers and threads are set here.
     for library in ("torch", "cv2"):
         if any(name.split(".")[0] == library for name in names):
             with contextlib.suppress(ImportError):  # the transform's own import raises a better error

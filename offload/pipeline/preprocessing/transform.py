@@ -144,6 +144,7 @@ def _call(
 ) -> Columns:
     if recipe.kind == "batch":
         begins(None)
+        # By the first sample: a chunk always begins with the same one.
         with _seeded(recipe, epoch, int(numbers[0]), 2):
             return _checked(recipe.transform(dict(columns)))
     transformed: dict[str, list[Any]] = {}

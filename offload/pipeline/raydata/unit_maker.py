@@ -76,6 +76,7 @@ class UnitMaker:
                     f"{runner.chain} raised {say_cause(error)} on {name}. Correct the step, leave such rows out, or pass "
                     'on_error="skip" to count them, list them in the run directory and go on.'
                 ) from None
+            # Only now: a step that gets single rows is far slower, and may see other batches.
             columns, count, errors = _row_by_row(runner, unit, place, mix(seed, epoch, number, 6))
         else:
             columns = pieces.joined()

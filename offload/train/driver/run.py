@@ -120,6 +120,7 @@ class Run:
         self.cluster, self.fleet, self._first_actions = wait_for_start(
             self._terms(), cluster, requests, status=live.status
         )
+        # These checks need the nodes of the run, and come before anything is started on them.
         self._check_prices()
         self._check_caches()
         self.placement = self.fleet.placement
@@ -216,6 +217,7 @@ class Run:
         training = supervisor.training
         error: BaseException | None = None
         try:
+            # A resumed run begins at a place that only its checkpoint tells.
             if not self.directory.resuming:
                 request = first_pass(self.split, deterministic=self.trainer.deterministic)
                 hub.start_ahead(request, TRAIN, self.fleet.next_nodes())
