@@ -18,12 +18,13 @@ from offload.loader.attribute_watch import StoredWatch
 from offload.pipeline.blocks.packing import Packed, pack
 from offload.pipeline.order.shuffling import mix
 from offload.pipeline.preprocessing.block import Scratch
-from offload.pipeline.preprocessing.environment import WorkingFolder
 from offload.pipeline.preprocessing.randomness import seed_generators
 from offload.pipeline.preprocessing.recipe import hold_to_one_core
 from offload.pipeline.preprocessing.watchdog import Watch
 from offload.pipeline.preprocessing.wording import FAILURES
 from offload.pipeline.preprocessing.worker_role import in_role, once
+from offload.pipeline.program.remedies import remedy
+from offload.pipeline.program.surroundings import Program
 from offload.uncaught import without_own
 
 
@@ -90,13 +91,13 @@ class MapRecipe:
     """The recipe for a map-style data set.
 
     Args:
-        folder: the program's working folder. It must be the first field, so that the others are unpickled there.
+        program: the program's surroundings. They must be the first field, so that the others are unpickled in them.
         batches: whether an order holds the indices of a batch (torch's automatic batching).
         num_workers: torch's argument. If it is not 0, batch ``i`` is made in the role of worker ``i % num_workers``, as in torch.
         stored: notices what the data set stores in itself with ``num_workers=0``. With workers, it would be lost in torch, too.
     """
 
-    folder: WorkingFolder = field(default_factory=WorkingFolder.here)
+    program: Program = field(default_factory=Program.here)
     dataset: Any
     collate_fn: Callable[[Any], Any]
     batches: bool
@@ -112,7 +113,7 @@ class MapRecipe:
 
     def process(self, rows: Sequence[BatchOrder], *, epoch: int, scratch: Scratch, watch: Watch) -> FinishedBatches:
         """Make these batches."""
-        self.folder.enter()  # loaders of one program may have begun in different folders
+        self.program.enter()  # iterations of one program may have begun in different folders, or with other variables
         packed = []
         before = [] if self.num_workers else self.stored.look(self.dataset)
         for order in rows:
@@ -149,14 +150,14 @@ class IterableRecipe:
     """The recipe for the workers of an iterable data set, each of which reads its share in a process of its own, batch after batch.
 
     Args:
-        folder: the program's working folder. It must be the first field, so that the others are unpickled there.
+        program: the program's surroundings. They must be the first field, so that the others are unpickled in them.
         batch_size: None without automatic batching.
         num_workers: torch's argument.
         variables: the environment variables of the program's rank, by which a data set may choose its share. Ray's processes have those
             of the rank that started Ray, or none.
     """
 
-    folder: WorkingFolder = field(default_factory=WorkingFolder.here)
+    program: Program = field(default_factory=Program.here)
     dataset: Any
     collate_fn: Callable[[Any], Any]
     batch_size: int | None
@@ -228,6 +229,8 @@ def caught(number: int, make: Callable[..., Any], *args: Any, copied: bool = Fal
     except _EndError:
         raise
     except FAILURES as error:
+        if mended := remedy(error):
+            error.add_note(mended.strip())
         where = f"in a preprocessing process of offload.DataLoader, at batch {number}"
         shown = (type(error), error, without_own(error.__traceback__))
         wrapped = ExceptionWrapper(shown, where=where)  # type: ignore[no-untyped-call]

@@ -29,6 +29,7 @@ from offload.loader.state.trail import Trail
 from offload.loader.stats import LoaderStats, WaitClock
 from offload.model.checks import check_callable, check_choice, check_count, check_text
 from offload.pipeline.order.shuffling import mix
+from offload.pipeline.program.main_module import refuse_again
 
 T_co = TypeVar("T_co", covariant=True)
 _ON_DEVICE = "a function from a batch to a batch"
@@ -141,6 +142,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _get_iterator(self) -> Iteration | InProgram:  # type: ignore[override]
         """A new iteration. It leaves earlier ones alone, with ``persistent_workers`` too."""
+        refuse_again("an iteration over an offload.DataLoader")
         progress = self._loaded or EpochProgress(epoch=self._progress.epoch + 1)
         job = Ranks.of()
         arguments, trail = arguments_of(self, job), Trail()

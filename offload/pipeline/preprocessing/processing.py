@@ -37,6 +37,7 @@ from offload.pipeline.preprocessing.transform import (
 )
 from offload.pipeline.preprocessing.watchdog import NoReports, SampleTimeoutError, Watch
 from offload.pipeline.preprocessing.wording import FAILURES, say
+from offload.pipeline.program.remedies import remedy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,8 +176,8 @@ def _check_read(recipe: Recipe, chunk: pa.Table, samples: Samples) -> None:
     if samples.errors and recipe.on_error == "raise":
         row = min(samples.errors)
         reason = samples.errors[row]
-        remedy = _REMEDY_STORAGE if any(code in reason for code in _OF_STORAGE) else _REMEDY_SKIP
-        raise RunError(f"{recipe.words.sample(chunk, row)} is unusable: {reason}. {remedy}")
+        advice = _REMEDY_STORAGE if any(code in reason for code in _OF_STORAGE) else _REMEDY_SKIP
+        raise RunError(f"{recipe.words.sample(chunk, row)} is unusable: {reason}. {advice}")
 
 
 class _CurrentRow:
@@ -221,7 +222,9 @@ def _attempt_read(recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch) -> 
             return _read_one_by_one(recipe, chunk, epoch, watch, {})
         # Read again one by one, only to name the culprit.
         row = _find_row(lambda i: reader.read(chunk.slice(i, 1), nowhere), chunk.num_rows)
-        raise RunError(f"reading {recipe.words.sample(chunk, row)} raised {say(error)}. {_REMEDY_SKIP}") from None
+        raise RunError(
+            f"reading {recipe.words.sample(chunk, row)} raised {say(error)}.{remedy(error)} {_REMEDY_SKIP}"
+        ) from None
 
 
 _OF_STORAGE = tuple(

@@ -23,6 +23,7 @@ from offload.pipeline.preprocessing.randomness import Drawn, seed_generators
 from offload.pipeline.preprocessing.recipe import Recipe
 from offload.pipeline.preprocessing.watchdog import NoReports, SampleTimeoutError, Watch
 from offload.pipeline.preprocessing.wording import FAILURES, say
+from offload.pipeline.program.remedies import remedy
 
 
 class _BrokenRow(Exception):
@@ -92,7 +93,7 @@ def transform(
         row = _find_row(lambda i: _call(recipe, take(columns, [i]), numbers[i : i + 1], epoch), len(ids))
         raise RunError(
             f"the transform {recipe.words.transform} raised {say(error)} on {recipe.words.sample(chunk, row, ids)}. "
-            f"{_what_it_gets(recipe, columns, error)}Correct the transform, or leave such samples out of the source."
+            f"{_what_it_gets(recipe, columns, error)}Correct the transform, or leave such samples out of the source.{remedy(error)}"
         ) from None
     for name, column in out.items():
         try:

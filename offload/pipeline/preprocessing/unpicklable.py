@@ -21,7 +21,7 @@ MOST_ITEMS = 1000  # items of a list to look into
 def obstacle(recipe: Recipe, error: BaseException) -> str:
     """What of a recipe, which raised ``error``, cannot be pickled, and the remedy. Two sentences."""
     for part in (recipe, *recipe.parts):
-        if (reason := used((part.reader, part.transform), error)) is not None:
+        if (reason := used((part.reader, part.transform, part.setup), error)) is not None:
             return reason
         dataset = None if part.reader is None else part.reader.pickled_dataset
         if dataset is not None and not travels(dataset):

@@ -25,6 +25,7 @@ from offload.pipeline.index.rows import Runs
 from offload.pipeline.index.source import At, Index, Reader, Samples, nowhere
 from offload.pipeline.preprocessing.environment import here
 from offload.pipeline.preprocessing.wording import FAILURES, say
+from offload.pipeline.program.remedies import remedy
 
 DEFAULT_COLUMNS = ("image", "label")
 MOST_SAMPLES = 2**32  # 32 GiB of numbers; the largest image data sets have a tenth of these samples
@@ -363,6 +364,6 @@ class FactoryReader(Reader):
             except FAILURES as error:
                 raise RunError(
                     f"from_torch({factory_name(self.factory)}) raised {type(error).__name__}: {error} on a preprocessing process. "
-                    "Correct it: it worked on the driver, and every node must reach the same files."
+                    f"Correct it: it worked on the driver, and every node must reach the same files.{remedy(error)}"
                 ) from None
         return self._reader
