@@ -11,24 +11,24 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch._utils import ExceptionWrapper
 
-from offload.errors import ConfigError
+from offload.errors import FAILURES, ConfigError
 from offload.loader.attribute_watch import StoredWatch
 from offload.pipeline.blocks.packing import Packed, pack
 from offload.pipeline.feed.sizing import BATCH_TASK_S
 from offload.pipeline.order.shuffling import mix
-from offload.pipeline.preprocessing.block import Scratch
-from offload.pipeline.preprocessing.environment import WorkingFolder
+from offload.pipeline.preprocessing.environment import WorkingFolder, hold_to_one_core
 from offload.pipeline.preprocessing.randomness import seed_generators
-from offload.pipeline.preprocessing.recipe import hold_to_one_core
 from offload.pipeline.preprocessing.unpicklable import used
-from offload.pipeline.preprocessing.watchdog import Watch
-from offload.pipeline.preprocessing.wording import FAILURES
 from offload.pipeline.preprocessing.worker_role import in_role, once, seed_as_torch
 from offload.uncaught import without_own
+
+if TYPE_CHECKING:
+    from offload.pipeline.preprocessing.block import Scratch
+    from offload.pipeline.preprocessing.watchdog import Watch
 
 
 class BatchOrder(NamedTuple):
@@ -117,6 +117,10 @@ class MapRecipe:
         return self
 
     def process(self, rows: Sequence[BatchOrder], *, epoch: int, scratch: Scratch, watch: Watch) -> FinishedBatches:
+        """Make these batches."""
+        return self.make(rows, watch)
+
+    def make(self, rows: Sequence[BatchOrder], watch: Watch) -> FinishedBatches:
         """Make these batches."""
         self.folder.enter()  # loaders of one program may have begun in different folders
         packed = []

@@ -19,7 +19,6 @@ from offload.loader.batch_recipe import FinishedBatches, IterableRecipe, MapReci
 from offload.loader.local.tasks import BeginReading, Made, MakeBatches, NotPrepared, ReadOn, Ready, Slow
 from offload.loader.local.transport import receive, send
 from offload.pipeline.pool.task import Cost
-from offload.pipeline.preprocessing.block import Scratch
 from offload.pipeline.preprocessing.environment import Ordinal, begin, keep_freed_memory
 from offload.pipeline.preprocessing.watchdog import GIVEN_UP, Watch
 from offload.pipeline.program import pickling
@@ -78,7 +77,6 @@ class _Worker:
         self._connection, self._recipe = connection, recipe
         self._watch = Watch(_Reports(connection))
         self._watch.start()
-        self._scratch = Scratch()
         self._batches: Iterator[Any] = iter(())
         self._initialised: set[int] = set()
         self._ended: tuple[float, float] | None = None
@@ -105,7 +103,7 @@ class _Worker:
             block, ended = read_some(self._batches, task.most)
         else:
             assert isinstance(self._recipe, MapRecipe)
-            block = self._recipe.process(task.orders, epoch=0, scratch=self._scratch, watch=self._watch)
+            block = self._recipe.make(task.orders, self._watch)
         return Made(block=block, cost=_cost(block, cpu, wall), ended=ended)
 
 

@@ -13,14 +13,16 @@ import io
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from offload.pipeline.blocks.memory import writable
-from offload.pipeline.blocks.wire import Array
 from offload.pipeline.program.pickling import PicklerBack
+
+if TYPE_CHECKING:
+    from offload.pipeline.blocks.wire import Array
 
 BESIDE_BYTES = 64 << 10
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +61,14 @@ def keep_freed_memory() -> None:
         return
     mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD)
     mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+
+
+def hold_to_one_core() -> None:
+    """Limit this process's libraries to one thread: the other cores have processes of their own."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
+    if (cv2 := sys.modules.get("cv2")) is not None:
+        cv2.setNumThreads(0)
 
 
 @dataclass(frozen=True)
