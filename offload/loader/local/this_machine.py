@@ -19,6 +19,7 @@ from offload.loader.remarks import say
 from offload.pipeline.program import pickling
 
 AHEAD = 2  # batches of a process that wait for the program or are under way, as in torch
+DEFAULT_METHOD: str | None = None  # of starting processes: the platform's, as in torch
 
 _said = False
 
@@ -45,7 +46,7 @@ class ThisMachine:
         """
         processes = process_count(plan, os.environ)
         _say_once(processes, os.environ)
-        context = context or multiprocessing.get_context()
+        context = context or multiprocessing.get_context(DEFAULT_METHOD)
         crew = Crew(
             children=self._kept.pop() if self._kept else _children(plan, context),
             processes=processes,
