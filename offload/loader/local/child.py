@@ -30,6 +30,7 @@ def work(connection: socket.socket, recipe: MapRecipe | IterableRecipe | bytes, 
     """The main function of the process. ``recipe``: itself where the process has inherited it, else pickled."""
     # Ctrl-C reaches every process of the terminal, but only the program answers it. The program's own handlers stay with the program.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_program, daemon=True, name="program").start()
     keep_freed_memory()

@@ -98,12 +98,15 @@ class Children:
         process = self._context.Process(
             target=work, args=(its, work_of, Ordinal(number, of)), daemon=True, name=f"offload-{number}"
         )
+        # The process inherits the mask, and lifts it once it ignores the signal: Ctrl-C may come before it has begun.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process.start()
         except OSError as error:
             mine.close()
             raise RunError(f"this machine starts no further process for preprocessing: {error}.") from None
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             its.close()
         child = Child(number, process, mine)
         self.all.append(child)
