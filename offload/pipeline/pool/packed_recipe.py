@@ -12,11 +12,11 @@ import numpy as np
 import ray
 
 import offload.process.ray_forks  # noqa: F401  # a transform may fork
-from offload.errors import RunError, find_offload_error
+from offload.errors import FAILURES, RunError, find_offload_error
 from offload.pipeline.preprocessing.block import Scratch
 from offload.pipeline.preprocessing.environment import here
 from offload.pipeline.preprocessing.watchdog import Watch
-from offload.pipeline.preprocessing.wording import FAILURES, say
+from offload.pipeline.preprocessing.wording import say
 from offload.pipeline.program import main_module, pickling
 from offload.pipeline.program.remedies import remedy
 

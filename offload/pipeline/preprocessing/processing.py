@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from offload.errors import RunError
+from offload.errors import FAILURES, RunError
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID, Columns, take
 from offload.pipeline.index.mixed import in_parts
 from offload.pipeline.index.rows import Picked, as_table
@@ -23,8 +23,9 @@ from offload.pipeline.index.source import Samples, nowhere
 from offload.pipeline.order.chunks import CHUNK
 from offload.pipeline.order.shuffling import mix
 from offload.pipeline.preprocessing.block import Gather, Processed, Scratch, assemble
+from offload.pipeline.preprocessing.environment import hold_to_one_core
 from offload.pipeline.preprocessing.randomness import Drawn, loaded_libraries, seed_generators
-from offload.pipeline.preprocessing.recipe import Recipe, hold_to_one_core
+from offload.pipeline.preprocessing.recipe import Recipe
 from offload.pipeline.preprocessing.transform import (
     _BrokenRow,
     _check_annotated,
@@ -36,7 +37,7 @@ from offload.pipeline.preprocessing.transform import (
     transform,
 )
 from offload.pipeline.preprocessing.watchdog import NoReports, SampleTimeoutError, Watch
-from offload.pipeline.preprocessing.wording import FAILURES, say
+from offload.pipeline.preprocessing.wording import say
 from offload.pipeline.program.remedies import remedy
 
 
