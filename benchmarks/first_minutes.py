@@ -85,7 +85,15 @@ def main(revisions: tuple[str, ...], repeats: int, output: Path | None) -> None:
         for commit, seen in runs.items():
             seen.append(measured(commit))
             print(commit, json.dumps(seen[-1]), flush=True)
-    document = {
+        document = document_of(runs)
+        if output is not None:  # after each repeat: all of them take long
+            output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(document["medians"], indent=2))
+
+
+def document_of(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """The result of the runs, by commit."""
+    return {
         "benchmark": "first_minutes",
         "claim": "a new user has a report within 150 seconds of git clone, of which the demo itself takes at most 60",
         "command": shlex.join(["python", "benchmarks/first_minutes.py", *sys.argv[1:]]),
@@ -97,9 +105,6 @@ def main(revisions: tuple[str, ...], repeats: int, output: Path | None) -> None:
         },
         "repeats": runs,
     }
-    print(json.dumps(document["medians"], indent=2))
-    if output is not None:
-        output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
