@@ -137,7 +137,7 @@ def chart_of(comparison: Comparison) -> Chart:
     ]
     return Chart(
         key=NAME,
-        title=f"The same loop with two loaders, emulated on one machine ({alone.device})",
+        title="The same loop with two loaders, emulated on one machine",
         reading=f"Higher is faster. {_stands(alone)}",
         x=time_axis(end),
         y=value_axis("images/s", lines, log=False),
