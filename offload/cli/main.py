@@ -229,8 +229,8 @@ def demo(
 ) -> None:
     """Show what offloading brings on this machine, then train a small ResNet on the same images.
 
-    First it makes the data set of real JPEGs (once). Then a loop runs for 6 s with torch's DataLoader, whose workers have the GPU host's
-    share of the cores (a quarter, at least one), and for 6 s with offload.DataLoader on every CPU. Before the second loop, the model
+    First it makes the data set of real JPEGs (once). Then a loop runs for 5 s with torch's DataLoader, whose workers have the GPU host's
+    share of the cores (a quarter, at least one), and for 5 s with offload.DataLoader on every CPU. Before the second loop, the model
     predicts its rate. This emulates a GPU host and a CPU host on one machine. Without a GPU, a paced accelerator stands in for it,
     which takes time and computes nothing. With an address, the cluster may have other machines, and there is no comparison.
 
