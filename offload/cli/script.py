@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from offload.errors import ConfigError, OffloadError
 from offload.files import is_file
 from offload.model.checks import shown
+from offload.pipeline.program.main_module import imported
 
 if TYPE_CHECKING:
     from offload.train.driver.trainer import Trainer
@@ -56,6 +57,7 @@ def load_script(script: Path, args: tuple[str, ...]) -> Any:
             "runs by itself (python SCRIPT); offload probe measures it with --loader NAME."
         )
     cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    imported(str(script.resolve()))
     return module.build
 
 

@@ -1,4 +1,4 @@
-"""``offload.DataLoader``: torch's DataLoader, with the batches made on every CPU of the cluster."""
+"""``offload.DataLoader``: torch's DataLoader, with the batches made on every CPU of the machine, or of a cluster."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ import torch
 import torch.utils.data
 from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe, Sampler
 
+from offload.engine import uses_ray
 from offload.errors import ConfigError
 from offload.loader import probing
 from offload.loader.batch_recipe import BatchOrder, IterableRecipe, MapRecipe
 from offload.loader.device import Finish
 from offload.loader.epoch_arguments import arguments_of, check_same, samplers_of
 from offload.loader.in_program import InProgram, seeded
-from offload.loader.iterator import Iteration, IterationPlan
-from offload.loader.job import session as sessions
-from offload.loader.job.node_choice import PLACEMENTS
+from offload.loader.iterator import Fetcher, Iteration, IterationPlan
 from offload.loader.job.ranks import Ranks
 from offload.loader.orders import orders_of
 from offload.loader.remarks import Remarks
@@ -29,27 +28,29 @@ from offload.loader.state.trail import Trail
 from offload.loader.stats import LoaderStats, WaitClock
 from offload.model.checks import check_callable, check_choice, check_count, check_text
 from offload.pipeline.order.shuffling import mix
+from offload.pipeline.program.main_module import refuse_again
 
 T_co = TypeVar("T_co", covariant=True)
 _ON_DEVICE = "a function from a batch to a batch"
+PLACEMENTS = ("all", "other_nodes", "this_node")
 
 
 class DataLoader(torch.utils.data.DataLoader[T_co]):
-    """A ``torch.utils.data.DataLoader`` whose batches every CPU of the cluster makes.
+    """A ``torch.utils.data.DataLoader`` whose batches every CPU of this machine makes, or of a Ray cluster.
 
-    All arguments of torch's DataLoader are accepted and mean the same, with these differences:
+    It uses Ray with an ``address``, ``$RAY_ADDRESS``, or a Ray that the program has started. All arguments of torch's DataLoader are accepted and mean the same, with these differences:
 
-    * ``num_workers`` does not limit the number of processes: all CPUs work. If it is not 0, data sets see the same
+    * ``num_workers`` does not limit the number of processes: all CPUs work (on one machine, all that the program may use). If it is not 0, data sets see the same
       ``get_worker_info()`` as with torch, and an iterable data set is read by as many processes. If it is 0, the program itself reads an
       iterable data set, as with torch.
     * The random numbers of a sample depend on ``seed``, the epoch, and the sample's place in the order of the sampler: they are the same
       in every run and on every cluster. The generators of Python, NumPy, torch and OpenCV are seeded.
-    * ``prefetch_factor`` and ``multiprocessing_context`` have no effect, and batches always come in order.
+    * On a cluster, ``prefetch_factor``, ``multiprocessing_context`` and ``persistent_workers`` have no effect. Batches always come in order.
 
     Args:
-        dataset: a map-style or iterable data set, or a list. It travels to the processes pickled, in each epoch as it then is.
-        address: the cluster, ``"auto"`` or ``host:port``; by default ``$RAY_ADDRESS``, or else a new cluster on this machine. A process
-            that is already connected to a Ray cluster uses that one; an address of another is an error.
+        dataset: a map-style or iterable data set, or a list. Forked processes inherit it, others get it pickled, in each epoch as it then is.
+        address: the cluster, ``host:port`` or ``"auto"``, or ``"local"`` for a new one on this machine; by default ``$RAY_ADDRESS``, or else
+            none. A process that is already connected to a Ray cluster uses that one; an address of another is an error.
         seed: the seed of augmentations. By default, torch's generator draws one in each epoch, as torch does.
         on_device: a function of the batch. The loader first moves the batch to this process's accelerator, if there is one.
         placement: the nodes whose CPUs work: ``"all"``, ``"other_nodes"`` or ``"this_node"``.
@@ -109,7 +110,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        sane = '"auto" or host:port'
+        sane = '"auto", "local" or host:port'
         self.address = None if address is None else check_text("DataLoader: address", address, sane=sane)
         self.seed = None if seed is None else check_count("DataLoader: seed", seed)
         self.on_device = (
@@ -125,12 +126,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _begin(self) -> None:
         """Set up what belongs to this process alone."""
-        self._user = sessions.User()
+        self._engine: _OnRay | _OnThisMachine | None = None
         self._clock = WaitClock()
         self._current: weakref.ref[Iteration | InProgram] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_user", "_clock", "_current")}
+        return {name: value for name, value in vars(self).items() if name not in ("_engine", "_clock", "_current")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -141,6 +142,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _get_iterator(self) -> Iteration | InProgram:  # type: ignore[override]
         """A new iteration. It leaves earlier ones alone, with ``persistent_workers`` too."""
+        refuse_again("an iteration over an offload.DataLoader")
         progress = self._loaded or EpochProgress(epoch=self._progress.epoch + 1)
         job = Ranks.of()
         arguments, trail = arguments_of(self, job), Trail()
@@ -175,23 +177,24 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _feed(self, progress: EpochProgress, trail: Trail, job: Ranks, aside: SecondGenerators | None) -> Iteration:
         """An iteration over batches that the cluster makes."""
         seed, orders = self._draw(progress, trail, job, aside)
-        return Iteration(
-            IterationPlan(
-                recipe=self._recipe(seed),
-                workers=self.num_workers,
-                fresh=self.worker_init_fn is not None,  # it may do what a process can do only once
-                orders=orders,
-                skip=progress.batches,
-                finish=Finish(pin=self.pin_memory, on_device=self.on_device),
-                timeout_s=self.timeout,
-                owner=self._user.name,
-                told_length=self._IterableDataset_len_called,
-                remarks=self._remarks,
-            ),
-            self._user.session(self.address, self.placement),
-            progress,
-            self._clock,
+        plan = IterationPlan(
+            recipe=self._recipe(seed),
+            workers=self.num_workers,
+            fresh=self.worker_init_fn is not None,  # it may do what a process can do only once
+            orders=orders,
+            skip=progress.batches,
+            finish=Finish(pin=self.pin_memory, on_device=self.on_device),
+            timeout_s=self.timeout,
+            told_length=self._IterableDataset_len_called,
+            remarks=self._remarks,
         )
+        return Iteration(plan, self._fetcher(plan), progress, self._clock)
+
+    def _fetcher(self, plan: IterationPlan) -> Fetcher:
+        """The fetcher of an iteration, from the engine that the loader's first iteration has chosen."""
+        if self._engine is None:
+            self._engine = _OnRay() if uses_ray(self.address) else _OnThisMachine(self.persistent_workers)
+        return self._engine.fetcher(self, plan)
 
     @property
     def _in_program(self) -> bool:
@@ -208,7 +211,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._remarks.once(
             "in program",
             f"the program itself reads the iterable data set {type(self.dataset).__name__}, as num_workers=0 says; pass num_workers=N to "
-            "read it by N processes of the cluster, ahead of the program",
+            "read it by N processes, ahead of the program",
         )
         return iteration
 
@@ -217,7 +220,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             option = f"timeout={self.timeout:g}" if self.timeout else 'placement="other_nodes"'
             raise ConfigError(
                 f"DataLoader: {option} is not possible with num_workers=0 and an iterable data set: the program itself reads it. Pass "
-                "num_workers of 1 or more, to read it by as many processes of the cluster."
+                "num_workers of 1 or more, to read it by as many processes."
             )
 
     def check_worker_number_rationality(self) -> None:
@@ -324,4 +327,36 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             seed=seed,
             worker_init_fn=self.worker_init_fn,
             variables=Ranks.of().variables(),
+        )
+
+
+class _OnRay:
+    """A loader's use of Ray, which is only imported with it."""
+
+    def __init__(self) -> None:
+        from offload.loader.job.session import User
+
+        self._user = User()
+
+    def fetcher(self, loader: DataLoader[Any], plan: IterationPlan) -> Fetcher:
+        from offload.loader.job.feed_fetcher import FeedFetcher
+
+        return FeedFetcher(self._user.session(loader.address, loader.placement), plan, self._user.name)
+
+
+class _OnThisMachine:
+    """A loader's use of this machine's cores, without Ray."""
+
+    def __init__(self, persistent: bool) -> None:
+        from offload.loader.local.this_machine import ThisMachine
+
+        self._machine = ThisMachine(persistent=persistent)
+
+    def fetcher(self, loader: DataLoader[Any], plan: IterationPlan) -> Fetcher:
+        if loader.placement == "other_nodes":
+            raise ConfigError(
+                'DataLoader: placement="other_nodes" needs a cluster, and there is none. Pass address="host:port", or set RAY_ADDRESS.'
+            )
+        return self._machine.fetcher(
+            plan, context=loader.multiprocessing_context, prefetch_factor=loader.prefetch_factor
         )

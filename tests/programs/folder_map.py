@@ -110,7 +110,9 @@ QUESTIONS = {
     },
     "What of my program reaches preprocessing?": {
         "pipeline/program/pickling.py": "functions, classes, modules",
-        "pipeline/preprocessing/environment.py": "the working folder",
+        "pipeline/program/surroundings.py": "search path, arguments, working folder, environment",
+        "pipeline/program/variables.py": "which variables of the environment",
+        "pipeline/program/main_module.py": "the script, run again",
         "pipeline/preprocessing/unpicklable.py": "the words for what cannot travel",
         "pipeline/program/output_tail.py": "what comes back: printed lines",
     },

@@ -13,10 +13,11 @@ import pyarrow as pa
 
 from offload.pipeline.index.rows import IndexRows
 from offload.pipeline.order.shuffling import Draws, Groups, Ids, epoch_permutation
-from offload.pipeline.pool.packed_recipe import PackedRecipe
 
 if TYPE_CHECKING:
     import ray.data
+
+    from offload.pipeline.pool.packed_recipe import PackedRecipe
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from offload.errors import RunError
+from offload.errors import FAILURES, RunError
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID, Columns, take
 from offload.pipeline.index.mixed import in_parts
 from offload.pipeline.index.rows import Picked, as_table
@@ -23,8 +23,9 @@ from offload.pipeline.index.source import Samples, nowhere
 from offload.pipeline.order.chunks import CHUNK
 from offload.pipeline.order.shuffling import mix
 from offload.pipeline.preprocessing.block import Gather, Processed, Scratch, assemble
+from offload.pipeline.preprocessing.environment import hold_to_one_core
 from offload.pipeline.preprocessing.randomness import Drawn, loaded_libraries, seed_generators
-from offload.pipeline.preprocessing.recipe import Recipe, hold_to_one_core
+from offload.pipeline.preprocessing.recipe import Recipe
 from offload.pipeline.preprocessing.transform import (
     _BrokenRow,
     _check_annotated,
@@ -36,7 +37,8 @@ from offload.pipeline.preprocessing.transform import (
     transform,
 )
 from offload.pipeline.preprocessing.watchdog import NoReports, SampleTimeoutError, Watch
-from offload.pipeline.preprocessing.wording import FAILURES, say
+from offload.pipeline.preprocessing.wording import say
+from offload.pipeline.program.remedies import remedy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,8 +177,8 @@ def _check_read(recipe: Recipe, chunk: pa.Table, samples: Samples) -> None:
     if samples.errors and recipe.on_error == "raise":
         row = min(samples.errors)
         reason = samples.errors[row]
-        remedy = _REMEDY_STORAGE if any(code in reason for code in _OF_STORAGE) else _REMEDY_SKIP
-        raise RunError(f"{recipe.words.sample(chunk, row)} is unusable: {reason}. {remedy}")
+        advice = _REMEDY_STORAGE if any(code in reason for code in _OF_STORAGE) else _REMEDY_SKIP
+        raise RunError(f"{recipe.words.sample(chunk, row)} is unusable: {reason}. {advice}")
 
 
 class _CurrentRow:
@@ -221,7 +223,9 @@ def _attempt_read(recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch) -> 
             return _read_one_by_one(recipe, chunk, epoch, watch, {})
         # Read again one by one, only to name the culprit.
         row = _find_row(lambda i: reader.read(chunk.slice(i, 1), nowhere), chunk.num_rows)
-        raise RunError(f"reading {recipe.words.sample(chunk, row)} raised {say(error)}. {_REMEDY_SKIP}") from None
+        raise RunError(
+            f"reading {recipe.words.sample(chunk, row)} raised {say(error)}.{remedy(error)} {_REMEDY_SKIP}"
+        ) from None
 
 
 _OF_STORAGE = tuple(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from offload.train.messages import TRAIN
 class Listed:
     """A data set whose source was listed: an ``index``, the ``units`` of a ``ray.data.Dataset``, or neither if Ray Data executes one.
 
-    ``notes`` are for the user.
+    ``notes`` are for the user. ``setup``: the user's function that sets up each preprocessing process.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Listed:
     shuffle: bool
     units: UnitIndex | None = None
     notes: tuple[str, ...] = ()
+    setup: Callable[[], object] | None = None
 
     @property
     def samples(self) -> int | None:
@@ -82,7 +83,7 @@ class Listed:
 
     def recipe(self, seed: int) -> Any:
         """The recipe of its tasks."""
-        inner = self.pipeline.recipe(self.index, seed=seed, dataset=self.name)
+        inner = replace(self.pipeline.recipe(self.index, seed=seed, dataset=self.name), setup=self.setup)
         if self.units is None:
             return inner
         return UnitRecipe(

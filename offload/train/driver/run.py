@@ -25,9 +25,9 @@ from offload.pipeline.describe.cached import check_names
 from offload.pipeline.describe.sources import ANY_SOURCE
 from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.pool.ray_state import held
-from offload.pipeline.preprocessing.environment import WorkingFolder
 from offload.pipeline.preprocessing.unpicklable import obstacle, used
 from offload.pipeline.program.pickling import Carried
+from offload.pipeline.program.surroundings import Program
 from offload.prices import built_in
 from offload.process.interrupts import COMMITTED_END_S, Interrupts, handled
 from offload.ray_private.draining import draining_nodes
@@ -365,7 +365,7 @@ class Run:
             seed=trainer.seed,
             hang_s=trainer.hang_s,
             deterministic=trainer.deterministic,
-            folder=WorkingFolder.here(),
+            program=Program.here().without(self._worker_env().get("env_vars", ())),
             marker=marker,
         )
 

@@ -63,7 +63,8 @@ def run_worker(carried: Carried, setup: WorkerSetup, member: Member) -> Outcome:
     """Run the user's function with its context on this worker. ``carried``: :class:`UserFunctions`."""
     if setup.marker is not None:
         setup.marker.check()
-    setup.folder.enter()
+    if setup.program is not None:
+        setup.program.enter()
     functions: UserFunctions = carried.opened()
     setup = setup.joined(functions)
     seed_at_start(setup.seed, member.rank)

@@ -13,12 +13,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from offload.errors import RunError
+from offload.errors import FAILURES, RunError
 from offload.pipeline.blocks import whole_samples
 from offload.pipeline.blocks.whole_samples import SAMPLES
 from offload.pipeline.blocks.wire import ERROR, HIDDEN, POSITION, SAMPLE_ID, Columns, join, parts_of_columns
 from offload.pipeline.order.ranges import Ranges
-from offload.pipeline.preprocessing.wording import FAILURES, say
+from offload.pipeline.preprocessing.wording import say
 
 
 @dataclass(frozen=True, kw_only=True)
