@@ -158,6 +158,13 @@ print(pickle.loads(pickle.dumps(__main__.Point())))
     assert printed.splitlines() == ["x Point(x=1) __mp_main__ True", "Point(x=1)"]
 
 
+def test_what_the_program_has_changed_since_outlasts_the_script(tmp_path: Path) -> None:
+    source = "import os, sys\nos.environ['SET'] = 'top'\nsys.argv.append('--more')\nif __name__ == '__main__': pass"
+    program = surroundings.replace(_program(tmp_path, source), arguments=("x", "--more"), variables=(("SET", "later"),))
+    code = "pickle.load(stream)\nprint(os.environ['SET'], *sys.argv)"
+    assert _in_another_process([program], code, tmp_path).split() == ["later", "x", "--more"]
+
+
 def test_a_script_that_fails_leaves_what_it_has_set_up_and_says_where_it_ended(tmp_path: Path) -> None:
     source = "import os\nos.environ['SET'] = '1'\nopen('/nonexistent/log')\nif __name__ == '__main__': pass"
     code = """

@@ -58,12 +58,12 @@ class MainModule:
         """What its top level changes in other modules."""
         return tuple(settings_of(self.source))
 
-    def run_again(self) -> None:
-        """Make it this process's ``__main__``, unless it already is. An error of it leaves the module as far as it has come: see
-        :func:`problem`."""
+    def run_again(self) -> bool:
+        """Make it this process's ``__main__``, and return whether it has run for that. An error of it leaves the module as far as it has
+        come: see :func:`problem`."""
         global _problem
         if not self.is_guarded or self.path in (_file_of(sys.modules["__main__"]), _imported):
-            return
+            return False
         _former.append(sys.modules["__main__"])  # functions at work may look names up there
         module = types.ModuleType(NAME)
         vars(module).update(__file__=self.path, __package__=self.package)
@@ -76,6 +76,7 @@ class MainModule:
             _problem = self._says(error)
         finally:
             _running.pop()
+        return True
 
     def _says(self, error: BaseException) -> str:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == self.path]
