@@ -51,6 +51,7 @@ LAYERS = [
     {"offload.model"},
     {
         "offload.errors",
+        "offload.engine",
         "offload.files",
         "offload.formatting",
         "offload.machine",

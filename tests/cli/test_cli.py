@@ -490,7 +490,7 @@ def answering(answer: bytes | None) -> Iterator[str]:
     [
         ([], ["offload doctor", "offload demo", "offload run SCRIPT", "build() -> offload.Trainer", "--version"]),
         (["run"], ["build() -> offload.Trainer", "Arguments after --", "-- --epochs 20", "resumes an unfinished run", "Ctrl-C commits"]),
-        (["demo"], ["real JPEGs", "every CPU", "the run directory with a report", "[default: 3000]", "a paced accelerator"]),
+        (["demo"], ["real JPEGs", "every CPU", "the run directory with a report", "[default: 1500;", "a paced accelerator"]),
         (["doctor"], ["what to do", "Exit code 0 if nothing fails"]),
         (["launch", "ray"], ["http://head:8265", "leaves the job running", "resumes a run", "[env var: OFFLOAD_RAY_ADDRESS"]),
         (["plan"], ["before you pay", "offload probe train.py", "Fewest dollars per useful sample"]),

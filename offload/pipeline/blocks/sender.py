@@ -64,6 +64,8 @@ class BlockSender:
         mine, theirs = ticket
         with socket.create_connection(to, timeout=CONNECT_S) as connection:
             connection.settimeout(STALLED_S)
+            # Each side shows a secret that only the other one can know, since anybody in the network may listen or
+            # connect.
             connection.sendall(mine)
             shown = connection.recv(SECRET_BYTES)
             if not shown:
@@ -127,6 +129,7 @@ class BlockSenders:
                 where = NodeAffinitySchedulingStrategy(node, soft=False)
                 actor = self._actor.options(**self._options, scheduling_strategy=where).remote()
                 started = self._started[node] = _Started(actor, actor.ready.remote().future(), now)
+            # Never wait here: a worker that fetches its block through Ray in the meantime loses less.
             return started.actor if started.ready.done() and not _failed(started) else None
 
     def end_unused(self) -> None:

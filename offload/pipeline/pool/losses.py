@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ray
 
+# Actors are bound to their node. Once it is gone, Ray cannot place them, which is another error than a death on a
+# living node.
 NODE_GONE = ray.exceptions.ActorUnschedulableError
 
 

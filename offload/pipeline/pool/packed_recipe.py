@@ -12,11 +12,11 @@ import numpy as np
 import ray
 
 import offload.process.ray_forks  # noqa: F401  # a transform may fork
-from offload.errors import RunError, find_offload_error
+from offload.errors import FAILURES, RunError, find_offload_error
 from offload.pipeline.preprocessing.block import Scratch
 from offload.pipeline.preprocessing.environment import here
 from offload.pipeline.preprocessing.watchdog import Watch
-from offload.pipeline.preprocessing.wording import FAILURES, say
+from offload.pipeline.preprocessing.wording import say
 from offload.pipeline.program import main_module, pickling
 from offload.pipeline.program.remedies import remedy
 
@@ -110,10 +110,12 @@ class PackedRecipe:
     def of(cls, recipe: TaskRecipe, owner: str = "") -> PackedRecipe:
         classes: list[type] = []
         packed = pack(recipe, classes)
+        # By content: two runs, or two loaders, with the same recipe share one unpickled copy in each process.
         key = hashlib.blake2b(packed.tobytes(), digest_size=16).hexdigest()
         return cls(key=key, ref=ray.put(packed), owner=owner, classes=tuple(classes))
 
     def __getstate__(self) -> dict[str, Any]:
+        # The classes stay here: they serve only to recognise objects that come back.
         return vars(self) | {"classes": ()}
 
     def ready(self) -> Any:

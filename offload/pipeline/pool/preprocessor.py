@@ -38,6 +38,7 @@ class _HubReports:
     def given_up(self, what: str, seconds: float) -> None:
         if self._hub is not None:
             ray.get(self._hub.given_up.remote(self._node, what, seconds), timeout=LAST_WORDS_S)
+        # Not sys.exit: the main thread is stuck in a call that no exception interrupts.
         os._exit(GIVEN_UP)
 
     def cache_stopped(self, reason: str) -> None:
@@ -59,6 +60,7 @@ class Preprocessor:
         begin(me or Ordinal())
         keep_freed_memory()
         self._reports = _HubReports(hub)
+        # Its thread must run before the first call of the user's code, which may hang.
         self._watch = Watch(self._reports)
         self._watch.start()
         self._teller = Teller(hub)

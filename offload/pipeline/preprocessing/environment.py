@@ -6,6 +6,7 @@ It needs no torch: :mod:`offload.pipeline.preprocessing.worker_role` shows the n
 from __future__ import annotations
 
 import ctypes
+import sys
 from dataclasses import dataclass
 
 
@@ -55,5 +56,14 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):  # TypeError: CDLL(None) on Windows
         return
+    # Larger buffers would be mapped and unmapped one by one, whatever the other threshold says.
     mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD)
     mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+
+
+def hold_to_one_core() -> None:
+    """Limit this process's libraries to one thread: the other cores have processes of their own."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
+    if (cv2 := sys.modules.get("cv2")) is not None:
+        cv2.setNumThreads(0)

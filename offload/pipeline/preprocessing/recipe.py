@@ -9,17 +9,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
-from offload.errors import RunError
+from offload.errors import FAILURES, RunError
 from offload.pipeline.blocks.wire import SAMPLE_ID
 from offload.pipeline.index.source import Reader
 from offload.pipeline.order.chunks import Calls
+from offload.pipeline.preprocessing.environment import hold_to_one_core
 from offload.pipeline.preprocessing.randomness import Held, held_by
-from offload.pipeline.preprocessing.wording import FAILURES, Words, say
+from offload.pipeline.preprocessing.wording import Words, say
 from offload.pipeline.program.surroundings import Program
 
 OnError = Literal["raise", "skip"]
@@ -94,6 +94,7 @@ class Recipe:
             calls.fix()
         parts = tuple(part.ready() for part in self.parts)
         for part in parts:
+            # Parts share the rows of a call, so none of them may change its size.
             part.calls.fix()
         return dataclasses.replace(self, transform=transform, parts=parts, calls=calls, held=held_by(transform))
 
@@ -119,15 +120,8 @@ def _import_ahead(transform: Any) -> None:
     nor limited to one core."""
     function = transform if hasattr(transform, "__code__") or transform is None else type(transform).__call__
     names = getattr(getattr(function, "__code__", None), "co_names", ())
+    # Those whose random numbers and threads are set here.
     for library in ("torch", "cv2"):
         if any(name.split(".")[0] == library for name in names):
             with contextlib.suppress(ImportError):  # the transform's own import raises a better error
                 importlib.import_module(library)
-
-
-def hold_to_one_core() -> None:
-    """Limit this process's libraries to one thread: the other cores have processes of their own."""
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.set_num_threads(1)
-    if (cv2 := sys.modules.get("cv2")) is not None:
-        cv2.setNumThreads(0)

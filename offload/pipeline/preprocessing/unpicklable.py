@@ -9,10 +9,13 @@ import dis
 import functools
 import types
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from offload.pipeline.preprocessing.recipe import Recipe
 from offload.pipeline.program.pickling import travels
 from offload.pipeline.program.pickling_names import is_by_value
+
+if TYPE_CHECKING:
+    from offload.pipeline.preprocessing.recipe import Recipe
 
 DEEPEST = 6  # attributes of attributes to look into
 MOST_ITEMS = 1000  # items of a list to look into

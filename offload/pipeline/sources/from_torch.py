@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from offload.errors import ConfigError, RunError
+from offload.errors import FAILURES, ConfigError, RunError
 from offload.model.checks import shown
 from offload.pipeline.blocks.values import annotated_parts, own
 from offload.pipeline.blocks.whole_samples import SAMPLES
@@ -24,7 +24,7 @@ from offload.pipeline.blocks.wire import Column, UnsendableError, as_array, is_p
 from offload.pipeline.index.rows import Runs
 from offload.pipeline.index.source import At, Index, Reader, Samples, nowhere
 from offload.pipeline.preprocessing.environment import here
-from offload.pipeline.preprocessing.wording import FAILURES, say
+from offload.pipeline.preprocessing.wording import say
 from offload.pipeline.program.remedies import remedy
 
 DEFAULT_COLUMNS = ("image", "label")

@@ -41,6 +41,8 @@ class Listed:
     @property
     def identity(self) -> str | None:
         """A text that differs for another data set of the same size, or for another kind of order; None if nothing is known."""
+        # A shuffled order depends on the seed and the epoch alone, which a checkpoint holds. Only other orders need a
+        # name.
         order = None
         if self.drawn:
             order = "drawn by weight"

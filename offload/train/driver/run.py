@@ -22,6 +22,7 @@ from offload.model.batch_split import BatchSplit
 from offload.model.placement import GPU_TYPE, NodeResources, WorkerResources
 from offload.pipeline.aside import SideThread
 from offload.pipeline.describe.cached import check_names
+from offload.pipeline.describe.sources import ANY_SOURCE
 from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.pool.ray_state import held
 from offload.pipeline.preprocessing.unpicklable import obstacle, used
@@ -107,8 +108,7 @@ class Run:
         if trainer.cluster.preprocessing_cores and not all(dataset.pooled for dataset in listed.values()):
             raise ConfigError(
                 "preprocessing_cores asks the cluster for cores, and so does Ray Data if a source is a ray.data.Dataset: drop "
-                "preprocessing_cores, or read the data with one of offload's own sources (image_folder, parquet, webdataset, "
-                "from_torch)."
+                f"preprocessing_cores, or read the data with one of offload's own sources ({ANY_SOURCE})."
             )
         if trainer.adaptation.by_progress and (listed[TRAIN].samples is None or trainer.datasets[TRAIN].yields):
             raise ConfigError(
@@ -120,6 +120,7 @@ class Run:
         self.cluster, self.fleet, self._first_actions = wait_for_start(
             self._terms(), cluster, requests, status=live.status
         )
+        # These checks need the nodes of the run, and come before anything is started on them.
         self._check_prices()
         self._check_caches()
         self.placement = self.fleet.placement
@@ -216,6 +217,7 @@ class Run:
         training = supervisor.training
         error: BaseException | None = None
         try:
+            # A resumed run begins at a place that only its checkpoint tells.
             if not self.directory.resuming:
                 request = first_pass(self.split, deterministic=self.trainer.deterministic)
                 hub.start_ahead(request, TRAIN, self.fleet.next_nodes())

@@ -29,6 +29,7 @@ from offload.model.checks import (
 from offload.pipeline.aside import call_aside
 from offload.pipeline.describe.from_loader import described
 from offload.pipeline.describe.pipeline import Pipeline, missing_arguments
+from offload.pipeline.describe.sources import ANY_SOURCE
 from offload.pipeline.pool.ray_state import held_in_vain
 from offload.pipeline.program.main_module import refuse_again
 from offload.pipeline.raydata.dataset_source import units_of
@@ -312,7 +313,7 @@ class Trainer:
         if name == TRAIN and listed.samples is None and self.deterministic:
             raise ConfigError(
                 f"deterministic=True needs training samples whose number and order are known, and those of {pipeline.name} are not. Pass "
-                "files, a torch data set or Parquet (offload.image_folder, from_torch, parquet), or drop deterministic=True."
+                f"files or a torch data set ({ANY_SOURCE}), or drop deterministic=True."
             )
         return listed
 

@@ -84,6 +84,7 @@ class LocalGroup:
         with self._ending:
             self._ended = True
             for process in self._processes.values():
+                # Not terminate: the user's function may handle SIGTERM, or be stuck in C++.
                 process.kill()
         if threading.current_thread() is not self._watch:
             self._watch.join()
@@ -113,6 +114,7 @@ class LocalGroup:
             if not self._ended:
                 process.start()
                 self._processes[member.rank], self._reports[member.rank] = process, mine
+        # Only the process itself keeps its end open. So the pipe tells of its death.
         its.close()
 
     def _follow(self) -> None:
@@ -124,6 +126,7 @@ class LocalGroup:
         while len(told) < len(self._processes) and not self._ended:
             for ready in wait(list(waiting)):
                 rank = waiting.pop(ready)
+                # Its report and its end may both be ready.
                 if rank not in told and not self._ended:
                     told.add(rank)
                     self._tell(self._heard(rank))

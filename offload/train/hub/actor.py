@@ -143,8 +143,10 @@ class Hub(FeedListener):
     def __init__(self, streams: dict[str, FeedDataset], cores: Cores, nodes: int, run_dir: Path) -> None:
         take_turns()
         self._run_dir, self._tails = run_dir, tails_in(run_dir)
+        # A node has a process per core, and each of them reports the same problem.
         self._without_cache: set[str] = set()
         self._through_ray: set[str] = set()
+        # Calls come on many threads. Without this lock, the lines of one process could change their order.
         self._outlet, self._passing_on = Outlet(), threading.Lock()
         context = ray.get_runtime_context()
         self._title = context.get_actor_name() or "hub"
