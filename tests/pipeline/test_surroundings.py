@@ -87,7 +87,7 @@ given = sys.stdin.buffer.read()
 import io
 stream = io.BytesIO(given)
 from offload.pipeline.program import surroundings, main_module
-from offload.pipeline.program.remedies import remedy
+from offload.pipeline.program.remedies import image_remedy, remedy
 """
 
 
@@ -181,7 +181,7 @@ print(remedy(ValueError("x")))
 
 
 def test_a_script_without_a_guard_does_not_run_and_its_settings_explain_errors_of_their_library(tmp_path: Path) -> None:
-    source = "import json, os\njson.scanner.own = 1\nos.environ['SET'] = '1'\nwork()"
+    source = "import json, os\njson.scanner.own = 1\nos.environ['SET'] = '1'\nimport PIL\nPIL.own = 1\nwork()"
     code = """
 pickle.load(stream)
 import json
@@ -190,13 +190,15 @@ try:
 except ValueError as error:
     print("SET" in os.environ, remedy(error))
 print("|", remedy(ValueError("of the data set alone")))
+print(image_remedy())
 """
-    first, second = _in_another_process([_program(tmp_path, source, guarded=False)], code, tmp_path).splitlines()
+    first, second, third = _in_another_process([_program(tmp_path, source, guarded=False)], code, tmp_path).splitlines()
     assert first.startswith("False ")
     assert "line 2 (json.scanner.own = 1)" in first
     assert "worker_init_fn" in first
     assert "line 3" not in first
     assert second.strip() == "|"
+    assert "line 5 (PIL.own = 1)" in third
 
 
 def test_an_error_about_a_missing_module_or_file_names_the_folder_that_the_node_lacks(tmp_path: Path) -> None:
