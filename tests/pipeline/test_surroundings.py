@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from offload.errors import ConfigError
 from offload.pipeline.program import main_module, surroundings
-from offload.pipeline.program.main_module import has_guard, settings_of
+from offload.pipeline.program.main_module import has_guard, names_of, settings_of
 from offload.pipeline.program.surroundings import Program
 from offload.pipeline.program.variables import removed, travelling
 from tests.helpers import ROOT
@@ -70,6 +70,57 @@ own[0] = 2
 """
     found = [(setting.line, setting.module) for setting in settings_of(source)]
     assert found == [(5, "PIL.ImageFile"), (6, "pillow_heif.register_heif_opener"), (7, "os"), (8, "torch.nn")]
+
+
+def test_names_are_those_that_a_script_has_without_its_guard() -> None:
+    source = b"""
+a = b = 1
+with open("x") as c, d: e: int = 2
+try:
+    [f, g.h] = 1, 2
+except ValueError: i += 1
+def j(): k = 1
+class L: m = 1
+if __name__ == "__main__": n = 1
+"""
+    assert sorted(names_of(source)) == ["a", "b", "c", "e", "f", "i"]
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_what_cannot_be_pickled_is_found_in_the_script_that_has_run_again(tmp_path: Path, guarded: bool) -> None:
+    """As under spawn: the lock of the other process is the one that the script makes there."""
+    (tmp_path / "script.py").write_text(
+        """
+import sys, threading
+from offload.pipeline.program import pickling, surroundings
+
+_lock = threading.Lock()
+
+def locked():
+    return _lock.locked()
+
+def work():
+    assert _lock.acquire()
+    program = surroundings.Program.here()
+    sys.stdout.buffer.write(pickling.dumps((program, locked)))
+"""
+        + ("if __name__ == '__main__':\n    work()" if guarded else "work()")
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    sent = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=env, capture_output=True, timeout=300, check=False
+    )
+    assert (sent.returncode == 0) is guarded
+    if not guarded:
+        assert b"cannot pickle '_thread.lock'" in sent.stderr
+        return
+    load = (
+        "import sys\nfrom offload.pipeline.program import pickling\nprint(pickling.loads(sys.stdin.buffer.read())[1]())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", load], input=sent.stdout, env=env, capture_output=True, timeout=300, check=False
+    )
+    assert done.stdout.split() == [b"False"], done.stderr.decode()
 
 
 def test_the_program_itself_enters_nothing(tmp_path: Path) -> None:
