@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import subprocess
@@ -13,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offload.errors import ConfigError
+from offload.pipeline.pool.packed_recipe import pack
+from offload.pipeline.preprocessing.recipe import Recipe
 from offload.pipeline.program import main_module, surroundings
 from offload.pipeline.program.main_module import has_guard, names_of, settings_of
 from offload.pipeline.program.surroundings import Program
@@ -272,6 +275,33 @@ for fails in ("import nonexistent_module", "open('relative/file')", "open('/abso
     assert "/nonexistent/work" in file
     assert "absolute path" in file
     assert not absolute
+
+
+def test_a_recipe_whose_module_is_not_on_the_node_names_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "library"
+    library.mkdir()
+    (library / "only_on_the_host.py").write_text("def transform(batch):\n    return batch\n")
+    monkeypatch.syspath_prepend(library)
+    transform = importlib.import_module("only_on_the_host").transform
+    try:
+        packed = pack(Recipe(transform=transform, kind="batch", seed=0)).tobytes()
+    finally:
+        del sys.modules["only_on_the_host"]
+    library.rename(tmp_path / "elsewhere")
+    code = """
+import numpy as np
+from offload.pipeline.pool.packed_recipe import loaded
+loaded(np.frombuffer(sys.stdin.buffer.read(), dtype=np.uint8))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys{code}"],
+        input=packed, cwd=ROOT, capture_output=True, text=False, timeout=300, check=False,
+    )  # fmt: skip
+    said = done.stderr.decode().splitlines()[-1]
+    assert "RunError: a data set raised ModuleNotFoundError: No module named 'only_on_the_host'" in said
+    assert f"also finds modules in {library}" in said
 
 
 def test_while_a_script_runs_again_it_starts_no_work() -> None:
