@@ -57,7 +57,7 @@ def load_script(script: Path, args: tuple[str, ...]) -> Any:
             "runs by itself (python SCRIPT); offload probe measures it with --loader NAME."
         )
     cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
-    imported(str(script.resolve()))
+    imported(module)
     return module.build
 
 

@@ -118,9 +118,15 @@ def held(module: str, path: str, kind: str) -> Any:
 def held_by_modules() -> Iterator[tuple[Any, Place]]:
     """The objects that importable modules hold under public names, except classes, functions, modules and plain data.
 
-    Private names are left out: a module may set them only at a first use.
+    Private names are left out: a module may set them only at a first use. A script that runs again in other processes counts with the names
+    that it sets before its guard. It comes first, since of several places the last one counts.
     """
     plain = (type, types.FunctionType, int, float, str, bytes, tuple, list, dict, set, type(None))
+    script = main_module.of_this_process()
+    for key in () if script is None else script.names:
+        value = attributes_of(main_module.script_module()).get(key)
+        if not issubclass(type(value), (*plain, types.ModuleType)):
+            yield value, ("__main__", key)
     for name, attributes in importable():
         for key, value in attributes.items():
             if key.startswith("_") and not key.endswith("__"):
