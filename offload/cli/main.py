@@ -119,7 +119,7 @@ def _leave(code: Any) -> None:
 def main() -> None:
     """Preprocess on every CPU of the cluster, so that GPUs never wait.
 
-    A first look: `offload doctor` checks this machine, `offload demo` trains on real images in a few minutes,
+    A first look: `offload doctor` checks this machine, `offload demo` shows in a minute what offloading brings here,
     `offload run SCRIPT` runs your own script (a file that defines build() -> offload.Trainer). Before you rent machines,
     `offload probe SCRIPT` measures it, and `offload plan` recommends machines. `offload watch RUN_DIR` follows a run,
     `offload report RUN_DIR` shows what it did.
