@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -91,10 +91,10 @@ class Listed:
             id_column=self.pipeline.id_column,
         )
 
-    def stream(self, seed: int) -> FeedDataset:
-        """The data set for the feed. Puts the recipe of its tasks into the object store."""
+    def stream(self, seed: int, put: Callable[[Any], Any]) -> FeedDataset:
+        """The data set for the feed. ``put``: stores the recipe of its tasks where the processes find it."""
         stream = FeedDataset(
-            recipe=PackedRecipe.of(self.recipe(seed)),
+            recipe=PackedRecipe.of(self.recipe(seed), put=put),
             shuffle=self.shuffle,
             seed=seed,
             id_column=self.pipeline.id_column,

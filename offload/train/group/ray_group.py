@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -25,11 +25,10 @@ from offload.ray_private.actor_ends import ran_out_of_memory
 from offload.train.cluster.holdings import Holdings
 from offload.train.cluster.reachable import silent_nodes
 from offload.train.group.deaths import first_line, sentence
-from offload.train.group.group import Died, Ended, GroupEvent, Joining, NotStarted, Plan
+from offload.train.group.group import Died, Ended, GroupEvent, Joining, NotStarted, Plan, Reservation
 from offload.train.group.in_worker import Main, Member, Report, report_of
 from offload.train.group.joined import joined, members, open_store
 
-NODE_ID = "ray.io/node-id"  # a label that every node has
 STATUS_S = 1.0  # time for an exit status to be written
 ANSWER_S = 8.0  # time for a node to answer; it may be gone
 STANDARD_ERROR = "/proc/self/fd/2"
@@ -92,27 +91,6 @@ def _log() -> str | None:
         log = os.readlink(STANDARD_ERROR)
         return log if os.path.isfile(log) else None
     return None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Reservation:
-    """What each worker reserves.
-
-    Args:
-        bundle: the amounts of resources by name, as Ray names them.
-        strategy: Ray's placement strategy.
-        labels: the label selector that its node must meet.
-        runtime_env: the runtime environment.
-    """
-
-    bundle: Mapping[str, float]
-    strategy: str = "PACK"
-    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    runtime_env: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    def selector(self, avoid: Sequence[str]) -> dict[str, str]:
-        """The label selector without these nodes."""
-        return {**self.labels, **({NODE_ID: f"!in({','.join(avoid)})"} if avoid else {})}
 
 
 class RayGroups:
