@@ -1,4 +1,4 @@
-# make demo: the whole thing on a small data set. make test: everything. Both make the environment first, once.
+# make demo: the whole thing on a small data set. make test: everything. Both first install what they need, once.
 PYTHON ?= python3
 ARGS ?=
 JOBS ?= 3
@@ -6,6 +6,7 @@ JOBS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+DEMO_INSTALLED := $(VENV)/.demo-installed
 CODE := offload launchers examples benchmarks tests docs/conf.py
 
 .DEFAULT_GOAL := help
@@ -17,7 +18,9 @@ help: ## list these targets
 
 install: $(INSTALLED) ## make the environment in .venv (PYTHON=python3.12 for another Python)
 
-demo: $(INSTALLED) ## train on JPEG files, then compare with a DataLoader; writes runs/demo
+# Python may write bytecode: the environment of a demo is installed without, and each process would compile torch anew.
+demo: export PYTHONDONTWRITEBYTECODE =
+demo: $(DEMO_INSTALLED) ## compare a DataLoader with offload on JPEG files, then train; writes runs/demo (installs only what this needs)
 	$(BIN)/offload demo --overwrite $(ARGS)
 
 # Python may write bytecode: otherwise each of several hundred processes compiles offload, and pytest its tests, each time.
@@ -66,8 +69,6 @@ clean: ## remove the environment, caches and builds; runs/ stays
 	find $(CODE) docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # pip installs uv and uv the rest: much faster, and both torch and torchvision come from one place.
-# Bytecode is compiled here, once: where Python may not write it (PYTHONDONTWRITEBYTECODE, a read-only environment), each
-# of the processes that Ray starts would compile torch anew, which is two thirds of the time that importing it takes.
 $(BIN)/uv:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' || \
 		{ echo "offload needs Python 3.11 to 3.14, found: $$($(PYTHON) --version 2>&1); say make install PYTHON=python3.11" >&2; exit 1; }
@@ -75,9 +76,21 @@ $(BIN)/uv:
 		{ echo "cannot make a virtual environment; on Debian: apt-get install python3-venv" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 
-$(INSTALLED): requirements.txt pyproject.toml | $(BIN)/uv
-	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --compile-bytecode -r requirements.txt
-	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --no-deps -e .
-	@$(BIN)/python -c 'import torchvision.ops' || \
-		{ echo "torch and torchvision do not fit together: install both from the same place" >&2; exit 1; }
+UV_PIP_INSTALL := VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install
+FIT := $(BIN)/python -c 'import torchvision.ops' || \
+	{ echo "torch and torchvision do not fit together: install both from the same place" >&2; exit 1; }
+
+# What offload itself needs and the demo's images, in the versions of requirements.txt. Bytecode comes as modules are imported: compiling
+# all of torch takes longer than the demo.
+$(DEMO_INSTALLED): requirements.txt pyproject.toml | $(BIN)/uv
+	$(UV_PIP_INSTALL) --constraint requirements.txt -e '.[demo]'
+	@$(FIT)
 	@touch $@
+
+# Bytecode is compiled here, once: where Python may not write it (PYTHONDONTWRITEBYTECODE, a read-only environment), each
+# of the processes that Ray starts would compile torch anew, which is two thirds of the time that importing it takes.
+$(INSTALLED): requirements.txt pyproject.toml | $(BIN)/uv
+	$(UV_PIP_INSTALL) --compile-bytecode -r requirements.txt
+	$(UV_PIP_INSTALL) --no-deps -e .
+	@$(FIT)
+	@touch $(DEMO_INSTALLED) $@

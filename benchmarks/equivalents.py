@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this 
 
 from benchmarks import side_by_side
 from offload import transforms
-from offload.pipeline.preprocessing.recipe import hold_to_one_core
+from offload.pipeline.preprocessing.environment import hold_to_one_core
 
 SIDE = 224
 IMAGES = 8

@@ -27,6 +27,7 @@ from offload.pipeline.feed.sizing import SampleCost, plan_tasks
 from offload.pipeline.pool.packed_recipe import PackedRecipe
 from offload.pipeline.sources.from_torch import list_torch_dataset
 from offload.train.hub.client import HubClient
+from tests.helpers import RAY_STARTS_NOTHING_AHEAD
 
 LOCAL_BATCH = 32
 BLOCK_BYTES = 512 << 10  # of a full task: the smallest ones, of a quarter, are too large to travel inside of messages
@@ -205,10 +206,10 @@ def _full_task(cores: int, first_rows: int) -> int:
 
 def measured(kind: Literal["stood", "real"], cores: int, workers: int, seconds: float) -> dict[str, float]:
     """Run a case on a Ray of its own."""
-    os.environ["RAY_AUTH_MODE"] = "disabled"
+    os.environ |= {"RAY_AUTH_MODE": "disabled", **RAY_STARTS_NOTHING_AHEAD}
     ray.init(
         "local", num_cpus=2 * cores, object_store_memory=STORE_BYTES, include_dashboard=False, log_to_driver=False,
-        logging_level=logging.ERROR, _system_config=preload.NONE_AHEAD,
+        logging_level=logging.ERROR,
     )  # fmt: skip
     try:
         return Case(kind, cores, workers, seconds).run()

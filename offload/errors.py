@@ -29,6 +29,10 @@ def argument(name: str, value: object = None, *, python: str | None = None) -> s
     return f"{_OPEN}{name}{_BETWEEN}{'' if value in (None, True) else value}{_BETWEEN}{python}{_OPEN}"
 
 
+FAILURES = (Exception, SystemExit)
+"""Errors of the user's code: a process that exits would lose other samples too."""
+
+
 class OffloadError(Exception):
     """A failure that a user can act on: the text names the thing, the value found and the remedy.
 

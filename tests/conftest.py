@@ -116,6 +116,19 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         ray.shutdown()
 
 
+@pytest.fixture
+def this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let DataLoaders use processes of this machine, though other tests of this process may have started a Ray."""
+    monkeypatch.setattr("offload.engine.program_uses_ray", lambda: False)
+
+
+@pytest.fixture(params=["this machine", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.soak])])
+def loader_engine(request: pytest.FixtureRequest) -> str:
+    """The engine of a test's DataLoaders: processes of this machine, and once before a release also a real Ray."""
+    request.getfixturevalue("this_machine" if request.param == "this machine" else "ray_cluster")
+    return str(request.param)
+
+
 @pytest.fixture(autouse=True)
 def tasks_get_test_modules_by_value(request: pytest.FixtureRequest) -> None:
     """Ray's workers cannot import the tests: what tests define travels whole."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import sys
 import pytest
 
 import offload
+from offload.pipeline.describe import sources
 
 PUBLIC = [
     "Adaptation",
@@ -55,6 +57,19 @@ def test_each_resolves_and_says_what_it_is(name: str) -> None:
     assert member.__name__.removeprefix("offload.") == name
     assert member.__doc__
     assert not member.__doc__.startswith(f"{name}(")  # a dataclass without words of its own
+
+
+def test_messages_name_every_source_that_users_can_call() -> None:
+    """A Ray Dataset is the user's own, so messages speak of it apart."""
+    made = {
+        name
+        for name, member in vars(sources).items()
+        if inspect.isfunction(member) and member.__module__ == sources.__name__ and name in offload.__all__
+    }
+    assert made == {*sources.SOURCES, "from_ray"}
+    with pytest.raises(offload.ConfigError) as refused:
+        sources.as_pipeline("train", 3)
+    assert all(name in str(refused.value) for name in sources.SOURCES)
 
 
 def test_other_names_are_refused_as_of_any_module() -> None:

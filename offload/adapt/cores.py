@@ -63,6 +63,7 @@ class CoreCosts:
     def per_sample(self, cores: float, needed: float) -> float:
         """Dollars, or seconds without a price, of a sample over those of accelerators that never wait. ``needed``: the cores whose rate
         is the accelerators'."""
+        # In logarithms, and relative to the slower side: large exponents would overflow otherwise.
         log = math.log(needed / cores)
         slower: float = math.exp(max(log, 0.0)) * (1 + math.exp(-self.delta * abs(log))) ** (1 / self.delta)
         if self.price is None:
@@ -72,6 +73,8 @@ class CoreCosts:
     def best(self, needed: float) -> int:
         """The cores of the least cost; without a price, the fewest at which waiting costs at most ``LOST``."""
         delta, price = self.delta, self.price
+        # Only time counts, and every further core saves some of it. So the smallest number that leaves waiting
+        # negligible is the best.
         if price is None:
             # Solve (1 + x^-delta)^(1/delta) = 1 / (1 - LOST) for x, the cores over those needed.
             waits: float = math.expm1(-delta * math.log1p(-LOST))
@@ -80,6 +83,7 @@ class CoreCosts:
         rest = price.rest - price.core * price.free  # the rest, if free cores had the price of the others
         # The cost is least where its derivative is 0: core · needed · x^(delta + 1) = rest.
         at: float = needed * (rest / (price.core * needed)) ** (1 / (delta + 1)) if rest > 0 else 0.0
+        # The cost has a single minimum, so the best whole number is next to the best real one.
         least = max(math.floor(max(at, price.free)), 1)
         return min((least, least + 1), key=lambda cores: self.per_sample(cores, needed))
 
@@ -164,6 +168,8 @@ def count_cores(
     """
     if learned.conditions != seen.conditions:
         learned = CoresLearned(conditions=seen.conditions)
+    # The cores whose rate equals the accelerators'. Both rates are of the same interval, so what slows both cancels
+    # out.
     needed = learned.needed.with_value(seen.device_samples_per_s / seen.core_samples_per_s)
     device = learned.device.with_value(seen.device_samples_per_s)
     if len(device.logs) < len(learned.device.logs):  # a trial for other accelerators ends
@@ -201,12 +207,14 @@ def _beyond_noise(learned: CoresLearned, bounds: tuple[int, int], before: int | 
         crept = wanted <= before * (1 + STEADY)
         beyond = wanted * (1 + CREEP) if crept and learned.grown else wanted
         changed = min(math.ceil(beyond), bounds[1])
+    # A number that has crept up at least twice includes a margin, which is no surplus.
     elif all(wanted * (1 + 2 * CREEP * (learned.grown > 1)) < before for wanted in best):
         changed = wanted = max(best)
         if costs.price is None:  # a surplus costs no time
             return wanted if math.log(before / wanted) > math.log(1 + STEADY) + CERTAIN * error else before
     else:
         return before
+    # The smaller of both gains: mean and median must agree that the change pays.
     gain = min(costs.per_sample(before, need) / costs.per_sample(wanted, need) - 1 for need in needs)
     return (
         changed
@@ -217,6 +225,7 @@ def _beyond_noise(learned: CoresLearned, bounds: tuple[int, int], before: int | 
 
 def _with_rate(learned: CoresLearned, seen: InputSeen) -> CoresLearned:
     """The memory with the delivered rate of one more interval, and what follows from it."""
+    # While nobody waits, the delivered rate is the accelerators', and says nothing about the cores.
     if not (seen.complete and seen.bound):
         return learned
     known = learned.rates.get(seen.cores, Series())
@@ -238,6 +247,7 @@ def _with_rate(learned: CoresLearned, seen: InputSeen) -> CoresLearned:
         return replace(learned, rates={count: of for count, of in rates.items() if count > fewer})
     cores = math.exp(max(rates[fewer].mean, now.mean))
     pace = seen.core_pace_samples_per_s / seen.busy_core_samples_per_s
+    # The best pace of one core: where cores showed less, the limit held them up.
     core_pace = max(pace if math.isfinite(pace) else 0.0, *(math.exp(of.mean) / count for count, of in rates.items()))
     return replace(learned, enough=min(math.ceil(cores * (1 + LIFTS) / core_pace), seen.cores))
 

@@ -93,6 +93,7 @@ def decide(state: State, situation: Situation, rules: DecisionBounds) -> tuple[S
     """
     if rules.objective == "cost" and any(option.usd_per_hour is None for option in situation.options):
         unknown = sum(option.usd_per_hour is None for option in situation.options)
+        # An option without a price has no goodput per dollar to compare.
         state, decision = decide(state, situation, replace(rules, objective="time"))
         reason = f"{decision.reason}; prices of {unknown} of {len(situation.options)} options are unknown, so goodput decides"
         return state, replace(decision, reason=reason)
@@ -102,6 +103,8 @@ def decide(state: State, situation: Situation, rules: DecisionBounds) -> tuple[S
     here = next((o for o in situation.options if o.workers == situation.split.workers), None)
     if here is None:
         return state.at_rest(), _forced(situation, rules, model)
+    # The present size as the model sees it, not as it was measured: an error of the model then cancels out of the
+    # gain.
     (now,) = model.at([here], [situation.split])
     best = _pick(model.best(situation.options), rules)
     at_home = _at_home(here, now, situation, rules)
@@ -111,6 +114,7 @@ def decide(state: State, situation: Situation, rules: DecisionBounds) -> tuple[S
     if why_not is not None:
         return state.at_rest(), _rebatch(now, at_home, rules, instead=why_not)
     grows = best.option.workers > here.workers
+    # Only the same count counts: intervals that want different sizes contradict each other.
     asked = state.asked + 1 if state.wanted_workers == best.option.workers else 1
     missing = state.agreeing(rules, grows=grows) - asked
     if missing > 0:
@@ -118,6 +122,7 @@ def decide(state: State, situation: Situation, rules: DecisionBounds) -> tuple[S
         reason = f"{best.option.workers} workers look better; {more} must confirm it"
         waiting = replace(state, wanted_workers=best.option.workers, asked=asked, wanted_cores=best.option.cores)
         return waiting, _rebatch(now, at_home, rules, instead=reason)
+    # A restart that only releases workers brings no progress, so the run keeps account of what it has spent on those.
     released_s = situation.restart_s if _only_releases(now, best, rules) else 0.0
     return state.after(grows=grows, released_s=released_s), Resize(
         split=best.split,
@@ -189,11 +194,13 @@ def _not_worth(state: State, now: Choice, best: Choice, situation: Situation, ru
     fewer = best.option.workers < now.option.workers
     gain = best.worth(rules.objective) / now.worth(rules.objective) - 1
     fit = situation.seen.fit
+    # Where the fit misses its own measurements, a gain of that size may be an error of the model.
     least = max(rules.least_resize_gain, CERTAIN * (fit.residual if fit is not None else 0.0))
     if not fewer and gain < least:
         return f"{best.option.workers} workers would gain {gain:.0%}, less than {least:.0%}"
     left_s = situation.work_left / now.goodput
     then_s = situation.restart_s + situation.work_left / best.goodput
+    # Without a known end, the restart is paid back at some time.
     if math.isinf(left_s):
         return None
     if rules.objective == "time" and _only_releases(now, best, rules):

@@ -54,9 +54,11 @@ class NoiseAverage:
         """
         if not all(map(math.isfinite, (*sqr, *var))) or (paired and not self.paired):
             return self
+        # Estimates of another kind, or of other parameter groups, cannot be averaged with these.
         anew = not self.weight or self.paired != paired or len(sqr) != len(self.sqr)
         old = NoiseAverage(batch_size=self.batch_size, sqr=(0.0,) * len(sqr), var=(0.0,) * len(var)) if anew else self
         longest = float(MEMORY ** (scale * steps))
+        # A mean with decay d covers about 1 / (1 - d) estimates. No more of them are kept than precision needs.
         kept, new, whole = min(longest, 1 - 1 / old._needed), 1 - longest, math.fsum(sqr)
         spread, spread_weight = old.spread, old.spread_weight
         if not anew:

@@ -54,6 +54,7 @@ class StepInterval:
     @property
     def samples_per_s(self) -> float:
         """All ranks' samples over one rank's stepping time."""
+        # Times are sums over all ranks, which step at once. Divided by their number, they are the time that passed.
         return self.samples * self.split.workers / self.step_time_s if self.step_time_s > 0 else 0.0
 
     @property
@@ -99,6 +100,7 @@ class Recent:
         """The sums with a newer interval added. Seconds with other cores do not count."""
         if self.cores != other.cores:
             return other
+        # Weights fall with time, not with the number of intervals, which differ in length.
         kept = math.exp(-other.duration_s / SETTLED_S)
         return replace(
             other,
@@ -143,6 +145,7 @@ class Seen:
 
     def with_interval(self, interval: StepInterval, cores: float) -> Seen:
         """The knowledge after one more interval, in which ``cores`` preprocessed."""
+        # The steps of all ranks, so LEAST_STEPS of each.
         if interval.steps < LEAST_STEPS * interval.split.workers or interval.samples <= 0:
             return self
         ceiling = interval.busy_ceiling_samples_per_s
@@ -176,12 +179,14 @@ class Seen:
             return dict(self.steps)
         split = interval.split
         key = (interval.nodes, split.workers, split.local_batch_size)
+        # The device's clock measures a whole step. Synchronisation happens once, behind the last micro-batch.
         compute = interval.compute_s / interval.steps / (split.accum_steps + 1)
         last = compute + interval.sync_s / interval.steps
         known = dict(self.steps)
         old = known.pop(key, StepSeen(compute_s=0.0, last_s=0.0, weight=0.0))
         kept = FORGOTTEN * old.weight
         weight = kept + interval.steps
+        # At the end of the dict, as the newest: the loop below drops sizes from its front.
         known[key] = StepSeen(
             compute_s=(kept * old.compute_s + interval.steps * compute) / weight,
             last_s=(kept * old.last_s + interval.steps * last) / weight,

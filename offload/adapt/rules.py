@@ -42,5 +42,6 @@ def learning_rate_factor(
         return math.sqrt(scale)
     if rule == "legw":
         warmup = warmup_epochs * scale
+        # Linear in the passes over the data, not in the steps, whose number per pass changes with the batch.
         return math.sqrt(scale) * (min(passes / warmup, 1.0) if warmup > 0 else 1.0)
     raise ConfigError(f"the learning-rate rule must be one of {', '.join(RULES)}, found {rule!r}.")

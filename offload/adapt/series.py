@@ -37,6 +37,7 @@ class Series:
             # The noise from before: the change itself must not hide in it.
             limit = CHANGED * self.noise * math.sqrt(1 + 1 / len(others))
             if all(value > mean + limit for value in newest) or all(value < mean - limit for value in newest):
+                # Two in a row: a single outlier must not throw away what is known.
                 logs = newest
         return Series(logs=logs, differences=differences)
 
@@ -49,6 +50,7 @@ class Series:
     def noise(self) -> float:
         """The relative standard deviation of one measurement."""
         count = len(self.differences)
+        # From differences of neighbours, not from the mean: a slow drift is no noise. The median ignores jumps.
         seen = statistics.median(self.differences) / OF_MEDIAN if count else 0.0
         return math.sqrt((PRIOR_WEIGHT * PRIOR_NOISE**2 + count * seen**2) / (PRIOR_WEIGHT + count))
 

@@ -50,6 +50,7 @@ class WorthModel:
         assert fit is not None
         if not self.hopeful:
             return fit.step_time
+        # The time of the present micro-batch becomes independent of its size, so that larger ones cost no more.
         alpha_s = float(fit.step_time.compute_time_s(self.situation.split.local_batch_size))
         return replace(fit.step_time, alpha_compute=alpha_s, beta_compute=0.0)
 
@@ -57,6 +58,7 @@ class WorthModel:
     def _noise(self) -> GradientNoise | None:
         """The noise at the end of its uncertainty that makes large batches worth less."""
         noise = self.situation.noise
+        # Too large a batch wastes samples for good, and too small a one only some speed.
         return None if noise is None else noise.cautious
 
     def _joint(self, options: Sequence[Option]) -> JointGoodput:
@@ -129,6 +131,7 @@ class WorthModel:
                 else BatchSplit.of(initial, o.workers, most)
                 for o, goodput, local, accum in zip(group, *optimum, strict=True)
             ]
+            # Evaluated anew, as every option is: only values of one function can be compared.
             choices += self.at(group, splits)
         return choices
 

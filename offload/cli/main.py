@@ -200,7 +200,7 @@ def run(
 
 
 @main.command()
-@click.option("--images", default=3000, show_default=True, help="How many JPEG files to make.")
+@click.option("--images", default=1500, show_default=True, type=click.IntRange(50), help="How many JPEG files to make.")
 @click.option("--epochs", default=3, show_default=True, type=click.IntRange(1), help="How long to train.")
 @click.option(
     "--data",
@@ -212,7 +212,7 @@ def run(
 @click.option(
     "--compare/--no-compare",
     default=True,
-    help="Whether to run the same loop with torch's DataLoader on a part of the cores, and offloaded.  [default: compare]",
+    help="Whether to compare a DataLoader on a part of the cores with offload on all, before the training.  [default: compare]",
 )
 @_run_options
 def demo(
@@ -227,26 +227,44 @@ def demo(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Train a ResNet on a few thousand real JPEGs, preprocessed by every CPU of this machine.
+    """Show what offloading brings on this machine, then train a small ResNet on the same images.
 
-    Makes the data set (once), trains, prints the summary and writes the run directory with a report.
+    First it makes the data set of real JPEGs (once). Then a loop runs for 6 s with torch's DataLoader, whose workers have the GPU host's
+    share of the cores (a quarter, at least one), and for 6 s with offload.DataLoader on every CPU. Before the second loop, the model
+    predicts its rate. This emulates a GPU host and a CPU host on one machine. Without a GPU, a paced accelerator stands in for it,
+    which takes time and computes nothing. With an address, the cluster may have other machines, and there is no comparison.
 
-    At the end it shows what offloading brings on this machine. A loop runs for 10 s with torch's DataLoader, whose workers have the GPU
-    host's share of the cores (a quarter, at least one), and then for 10 s with offload.DataLoader on all cores. This emulates a GPU host
-    and a CPU host on one machine; without a GPU, a paced accelerator stands for it, which takes time and computes nothing. RUN_DIR gets
-    comparison.html, .png and .json. With an address, the run may use other machines, and there is no comparison.
+    At last it trains, prints the summary, and writes the run directory with a report. The training computes on the GPU, or on a CPU core
+    in its place, which then is the bottleneck. RUN_DIR also gets comparison.html, .png and .json.
+
+    \b
+        offload demo                                # resumes the training if it was interrupted
+        offload demo --overwrite                    # begins again
+        offload demo --no-compare --epochs 10       # only trains
     """
-    from offload.cli.demo.comparison import side_by_side
-    from offload.cli.demo.workload import build_demo
+    from offload.cli.demo.picture import compare_and_show
+    from offload.cli.demo.workload import build_demo, make_data
+    from offload.model.checks import check_path
+    from offload.report.run_dir import RunDirectory
+    from offload.report.terminal.live_line import stderr_console
     from offload.train.driver.platform.choice import check_address
 
     with stdout_for_json(as_json) as emit:
+        # Check these before anything takes time.
         address = check_address(address)
-        trainer = build_demo(data, images=images, epochs=epochs)
-        here = address in (None, "local")
-        after = (lambda where: side_by_side(data / "train", where, quiet=quiet)) if compare and here else None
-        where = "runs/demo" if run_dir is None else run_dir
-        _fit(trainer, where, overwrite, address, storage_path, quiet, emit, after)
+        where = check_path("run_dir", "runs/demo" if run_dir is None else run_dir, sane="a folder, such as runs/a")
+        RunDirectory(Path(where), overwrite=overwrite)
+        console = stderr_console(quiet=quiet)
+        try:
+            made = make_data(data, images, console)
+            here = address in (None, "local")
+            if compare and not here:
+                console.print(f"no comparison: the cluster at {address} may have other machines", soft_wrap=True)
+            after = compare_and_show(made.train, console) if compare and here else None
+        except KeyboardInterrupt:
+            click.echo(SAID_OF_OTHERS, err=True)
+            sys.exit(INTERRUPTED)
+        _fit(build_demo(made, epochs=epochs), where, overwrite, address, storage_path, quiet, emit, after)
 
 
 def _fit(
@@ -261,7 +279,7 @@ def _fit(
     *,
     watch: bool = False,
 ) -> None:
-    """Train and print the result. ``after`` may add fields to the document and lines to the text of a finished run."""
+    """Train and print the result. ``after`` may add fields to the document and a line to the text of a finished run."""
     from offload.report.run_dir import REPORT
 
     result = trainer.fit(
@@ -269,8 +287,8 @@ def _fit(
     )
     document, text = result.document, f"{result.summary()}\n\nreport: {result.run_dir / REPORT}"
     if after is not None and result.status == "finished":
-        fields, lines = after(result.run_dir)
-        document, text = document | fields, f"{text}\n\n{lines}"
+        fields, line = after(result.run_dir)
+        document, text = document | fields, f"{text}\n{line}".rstrip()
     emit(document, text)
     if result.status == "interrupted":
         sys.exit(INTERRUPTED)

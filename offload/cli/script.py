@@ -16,6 +16,7 @@ from offload.engine import ADDRESS, program_uses_ray
 from offload.errors import ConfigError, OffloadError
 from offload.files import is_file
 from offload.model.checks import shown
+from offload.pipeline.program.main_module import imported
 
 if TYPE_CHECKING:
     from offload.train.driver.trainer import Trainer
@@ -57,6 +58,7 @@ def load_script(script: Path, args: tuple[str, ...]) -> Any:
             "runs by itself (python SCRIPT); offload probe measures it with --loader NAME."
         )
     cloudpickle.register_pickle_by_value(module)
+    imported(str(script.resolve()))
     return module.build
 
 

@@ -8,23 +8,29 @@ order of the sampler.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch._utils import ExceptionWrapper
 
+from offload.errors import FAILURES, ConfigError
 from offload.loader.attribute_watch import StoredWatch
 from offload.pipeline.blocks.packing import Packed, pack
+from offload.pipeline.feed.sizing import BATCH_TASK_S
 from offload.pipeline.order.shuffling import mix
-from offload.pipeline.preprocessing.block import Scratch
-from offload.pipeline.preprocessing.environment import WorkingFolder
+from offload.pipeline.preprocessing.environment import hold_to_one_core
 from offload.pipeline.preprocessing.randomness import seed_generators
-from offload.pipeline.preprocessing.recipe import hold_to_one_core
-from offload.pipeline.preprocessing.watchdog import Watch
-from offload.pipeline.preprocessing.wording import FAILURES
-from offload.pipeline.preprocessing.worker_role import in_role, once
+from offload.pipeline.preprocessing.unpicklable import used
+from offload.pipeline.preprocessing.worker_role import in_role, once, seed_as_torch
+from offload.pipeline.program.remedies import remedy
+from offload.pipeline.program.surroundings import Program
 from offload.uncaught import without_own
+
+if TYPE_CHECKING:
+    from offload.pipeline.preprocessing.block import Scratch
+    from offload.pipeline.preprocessing.watchdog import Watch
 
 
 class BatchOrder(NamedTuple):
@@ -90,18 +96,20 @@ class MapRecipe:
     """The recipe for a map-style data set.
 
     Args:
-        folder: the program's working folder. It must be the first field, so that the others are unpickled there.
+        program: the program's surroundings. They must be the first field, so that the others are unpickled in them.
         batches: whether an order holds the indices of a batch (torch's automatic batching).
         num_workers: torch's argument. If it is not 0, batch ``i`` is made in the role of worker ``i % num_workers``, as in torch.
+        by_name: whether batches name the classes of their objects, which a process finds that was forked from the program.
         stored: notices what the data set stores in itself with ``num_workers=0``. With workers, it would be lost in torch, too.
     """
 
-    folder: WorkingFolder = field(default_factory=WorkingFolder.here)
+    program: Program = field(default_factory=Program.here)
     dataset: Any
     collate_fn: Callable[[Any], Any]
     batches: bool
     num_workers: int = 0
     worker_init_fn: Callable[[int], None] | None = None
+    by_name: bool = False
     initialised: set[int] = field(default_factory=set)
     stored: StoredWatch = field(default_factory=StoredWatch)
 
@@ -112,13 +120,17 @@ class MapRecipe:
 
     def process(self, rows: Sequence[BatchOrder], *, epoch: int, scratch: Scratch, watch: Watch) -> FinishedBatches:
         """Make these batches."""
-        self.folder.enter()  # loaders of one program may have begun in different folders
+        return self.make(rows, watch)
+
+    def make(self, rows: Sequence[BatchOrder], watch: Watch) -> FinishedBatches:
+        """Make these batches."""
+        self.program.enter()  # iterations of one program may have begun in different folders, or with other variables
         packed = []
         before = [] if self.num_workers else self.stored.look(self.dataset)
         for order in rows:
             watch.doing(_making(order.batch, self.dataset))
             # Several batches wait in memory for the end of the task, and a data set may reuse the memory of one for the next.
-            packed.append(caught(order.batch, self._batch, order, copied=len(rows) > 1))
+            packed.append(caught(order.batch, self._batch, order, copied=len(rows) > 1, by_name=self.by_name))
         watch.idle()
         samples = sum(len(order.indices) if self.batches else 1 for order in rows)
         return FinishedBatches(tuple(packed), samples, self.stored.since(before))
@@ -149,14 +161,15 @@ class IterableRecipe:
     """The recipe for the workers of an iterable data set, each of which reads its share in a process of its own, batch after batch.
 
     Args:
-        folder: the program's working folder. It must be the first field, so that the others are unpickled there.
+        program: the program's surroundings. They must be the first field, so that the others are unpickled in them.
         batch_size: None without automatic batching.
         num_workers: torch's argument.
         variables: the environment variables of the program's rank, by which a data set may choose its share. Ray's processes have those
             of the rank that started Ray, or none.
+        by_name: see :class:`MapRecipe`.
     """
 
-    folder: WorkingFolder = field(default_factory=WorkingFolder.here)
+    program: Program = field(default_factory=Program.here)
     dataset: Any
     collate_fn: Callable[[Any], Any]
     batch_size: int | None
@@ -165,6 +178,7 @@ class IterableRecipe:
     seed: int
     worker_init_fn: Callable[[int], None] | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
+    by_name: bool = False
 
     def ready(self) -> IterableRecipe:
         """Prepare this process."""
@@ -172,16 +186,16 @@ class IterableRecipe:
         hold_to_one_core()
         return self
 
-    def batches(self, watch: Watch, worker: int) -> Iterator[tuple[Packed, int]]:
-        """Yield this worker's batches, each with the number of its samples."""
+    def batches(self, watch: Watch, worker: int, initialised: set[int] | None = None) -> Iterator[tuple[Packed, int]]:
+        """Yield this worker's batches, each with the number of its samples. ``initialised``: the workers that this process has been."""
         number = 0
-        state = _Reading(worker)
+        state = _Reading(worker, initialised=set() if initialised is None else initialised)
         with in_role(worker, self.num_workers, self.seed, self.dataset):
             while True:
                 watch.doing(_making(number, self.dataset))
                 samples: list[Any] = []
                 try:
-                    item = caught(number, self._next, state, samples, copied=True)
+                    item = caught(number, self._next, state, samples, copied=True, by_name=self.by_name)
                 except _EndError:
                     return
                 finally:
@@ -195,6 +209,7 @@ class IterableRecipe:
         After an exception of the data set, the next call goes on with the same iterator, as in torch.
         """
         if state.samples is None:
+            seed_as_torch(state.worker, self.seed)
             once(self.worker_init_fn, state.worker, self.seed, state.initialised)
             state.samples = iter(self.dataset)
         while not state.over and len(samples) < (self.batch_size or 1):
@@ -205,6 +220,16 @@ class IterableRecipe:
         if not samples or (self.drop_last and len(samples) < (self.batch_size or 1)):
             raise _EndError
         return self.collate_fn(samples[0] if self.batch_size is None else list(samples))
+
+
+def cannot_travel(recipe: MapRecipe | IterableRecipe, error: Exception) -> ConfigError:
+    """The error of a program whose recipe cannot be pickled, which raised ``error``."""
+    kind = type(recipe.dataset).__name__
+    reason = used((recipe.dataset, recipe.collate_fn, recipe.worker_init_fn), error) or (
+        f"{type(error).__name__}: {error}. Open files, connections and locks cannot be sent. Open them at the first __getitem__, or let "
+        f"every process construct the data set itself with a method such as: def __reduce__(self): return {kind}, (self.path,)"
+    )
+    return ConfigError(f"the data set {kind}, collate_fn or worker_init_fn cannot be sent to other processes: {reason}")
 
 
 @dataclass
@@ -221,18 +246,33 @@ class _EndError(Exception):
     """There are no more batches."""
 
 
-def caught(number: int, make: Callable[..., Any], *args: Any, copied: bool = False) -> Packed:
+def read_some(batches: Iterator[tuple[Packed, int]], most: int) -> tuple[FinishedBatches, bool]:
+    """Read one batch, or up to ``most`` in about BATCH_TASK_S: (the batches, whether there are no more)."""
+    items: list[Packed] = []
+    samples, began = 0, time.perf_counter()
+    while len(items) < most and (not items or time.perf_counter() - began < BATCH_TASK_S):
+        batch = next(batches, None)
+        if batch is None:
+            return FinishedBatches(tuple(items), samples), True
+        items.append(batch[0])
+        samples += batch[1]
+    return FinishedBatches(tuple(items), samples), False
+
+
+def caught(number: int, make: Callable[..., Any], *args: Any, copied: bool = False, by_name: bool = False) -> Packed:
     """The packed result of ``make``, or its packed exception. Raises _EndError after the last batch of an iterable data set."""
     try:
-        return pack(make(*args), copied=copied, home=True)
+        return pack(make(*args), copied=copied, home=True, by_name=by_name)
     except _EndError:
         raise
     except FAILURES as error:
+        if mended := remedy(error):
+            error.add_note(mended.strip())
         where = f"in a preprocessing process of offload.DataLoader, at batch {number}"
         shown = (type(error), error, without_own(error.__traceback__))
         wrapped = ExceptionWrapper(shown, where=where)  # type: ignore[no-untyped-call]
         try:
-            return pack(wrapped, home=True)
+            return pack(wrapped, home=True, by_name=by_name)
         except Exception:
             wrapped.exc_type = RuntimeError  # its text names the type
             return pack(wrapped)

@@ -24,8 +24,14 @@ class Finish:
         self._device: torch.device | None = None
         if accelerator is not None and (pin or on_device is not None):
             self._device = torch.device(accelerator.type, torch.accelerator.current_device_index())
+        self._works = self._device is not None or on_device is not None
         # Without on_device, batches stay in pinned memory, as torch's DataLoader leaves them.
         self._placement = DevicePlacement(None) if on_device is None else DevicePlacement(self._device, [on_device])
+
+    @property
+    def works(self) -> bool:
+        """Whether it does anything to a batch, which takes time."""
+        return self._works
 
     def begin(self) -> None:
         """Use the program's device on this thread, which makes batches from now on."""

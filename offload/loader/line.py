@@ -70,6 +70,11 @@ class MapLine:
         self._under_way.update(numbers)
         return [self._orders[number] for number in numbers]
 
+    def again(self, orders: list[BatchOrder]) -> None:
+        """Make these batches again, before all others: the task that made them has died."""
+        self._under_way.difference_update(order.number for order in orders)
+        self._wanted.extendleft(order.number for order in reversed(orders))
+
     def finish(self, orders: list[BatchOrder], ref: Any, *, node: str, size_bytes: int) -> None:
         """Note that a task has made these batches."""
         for item, order in enumerate(orders):

@@ -11,15 +11,14 @@ import torch
 import torch.utils.data
 from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe, Sampler
 
+from offload.engine import uses_ray
 from offload.errors import ConfigError
 from offload.loader import probing
 from offload.loader.batch_recipe import BatchOrder, IterableRecipe, MapRecipe
 from offload.loader.device import Finish
 from offload.loader.epoch_arguments import arguments_of, check_same, samplers_of
 from offload.loader.in_program import InProgram, seeded
-from offload.loader.iterator import Iteration, IterationPlan
-from offload.loader.job import session as sessions
-from offload.loader.job.node_choice import PLACEMENTS
+from offload.loader.iterator import Fetcher, Iteration, IterationPlan
 from offload.loader.job.ranks import Ranks
 from offload.loader.orders import orders_of
 from offload.loader.remarks import Remarks
@@ -29,9 +28,11 @@ from offload.loader.state.trail import Trail
 from offload.loader.stats import LoaderStats, WaitClock
 from offload.model.checks import check_callable, check_choice, check_count, check_text
 from offload.pipeline.order.shuffling import mix
+from offload.pipeline.program.main_module import refuse_again
 
 T_co = TypeVar("T_co", covariant=True)
 _ON_DEVICE = "a function from a batch to a batch"
+PLACEMENTS = ("all", "other_nodes", "this_node")
 
 
 class DataLoader(torch.utils.data.DataLoader[T_co]):
@@ -125,12 +126,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _begin(self) -> None:
         """Set up what belongs to this process alone."""
-        self._user = sessions.User()
+        self._engine: _OnRay | _OnThisMachine | None = None
         self._clock = WaitClock()
         self._current: weakref.ref[Iteration | InProgram] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_user", "_clock", "_current")}
+        return {name: value for name, value in vars(self).items() if name not in ("_engine", "_clock", "_current")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -141,6 +142,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _get_iterator(self) -> Iteration | InProgram:  # type: ignore[override]
         """A new iteration. It leaves earlier ones alone, with ``persistent_workers`` too."""
+        refuse_again("an iteration over an offload.DataLoader")
         progress = self._loaded or EpochProgress(epoch=self._progress.epoch + 1)
         job = Ranks.of()
         arguments, trail = arguments_of(self, job), Trail()
@@ -175,23 +177,24 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _feed(self, progress: EpochProgress, trail: Trail, job: Ranks, aside: SecondGenerators | None) -> Iteration:
         """An iteration over batches that the cluster makes."""
         seed, orders = self._draw(progress, trail, job, aside)
-        return Iteration(
-            IterationPlan(
-                recipe=self._recipe(seed),
-                workers=self.num_workers,
-                fresh=self.worker_init_fn is not None,  # it may do what a process can do only once
-                orders=orders,
-                skip=progress.batches,
-                finish=Finish(pin=self.pin_memory, on_device=self.on_device),
-                timeout_s=self.timeout,
-                owner=self._user.name,
-                told_length=self._IterableDataset_len_called,
-                remarks=self._remarks,
-            ),
-            self._user.session(self.address, self.placement),
-            progress,
-            self._clock,
+        plan = IterationPlan(
+            recipe=self._recipe(seed),
+            workers=self.num_workers,
+            fresh=self.worker_init_fn is not None,  # it may do what a process can do only once
+            orders=orders,
+            skip=progress.batches,
+            finish=Finish(pin=self.pin_memory, on_device=self.on_device),
+            timeout_s=self.timeout,
+            told_length=self._IterableDataset_len_called,
+            remarks=self._remarks,
         )
+        return Iteration(plan, self._fetcher(plan), progress, self._clock)
+
+    def _fetcher(self, plan: IterationPlan) -> Fetcher:
+        """The fetcher of an iteration, from the engine that the loader's first iteration has chosen."""
+        if self._engine is None:
+            self._engine = _OnRay() if uses_ray(self.address) else _OnThisMachine(self.persistent_workers)
+        return self._engine.fetcher(self, plan)
 
     @property
     def _in_program(self) -> bool:
@@ -324,4 +327,36 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             seed=seed,
             worker_init_fn=self.worker_init_fn,
             variables=Ranks.of().variables(),
+        )
+
+
+class _OnRay:
+    """A loader's use of Ray, which is only imported with it."""
+
+    def __init__(self) -> None:
+        from offload.loader.job.session import User
+
+        self._user = User()
+
+    def fetcher(self, loader: DataLoader[Any], plan: IterationPlan) -> Fetcher:
+        from offload.loader.job.feed_fetcher import FeedFetcher
+
+        return FeedFetcher(self._user.session(loader.address, loader.placement), plan, self._user.name)
+
+
+class _OnThisMachine:
+    """A loader's use of this machine's cores, without Ray."""
+
+    def __init__(self, persistent: bool) -> None:
+        from offload.loader.local.this_machine import ThisMachine
+
+        self._machine = ThisMachine(persistent=persistent)
+
+    def fetcher(self, loader: DataLoader[Any], plan: IterationPlan) -> Fetcher:
+        if loader.placement == "other_nodes":
+            raise ConfigError(
+                'DataLoader: placement="other_nodes" needs a cluster, and there is none. Pass address="host:port", or set RAY_ADDRESS.'
+            )
+        return self._machine.fetcher(
+            plan, context=loader.multiprocessing_context, prefetch_factor=loader.prefetch_factor
         )

@@ -103,6 +103,7 @@ class Findings:
         alone = [step.step_s for step in self.steps]
         # The wait for the slowest worker is no synchronisation: the model counts it apart.
         waits = float(slowest(self.workers, self.step_variation)) - 1
+        # At least as long as alone: noise must not make synchronisation negative.
         together = [max((step.synced_s or step.step_s) - waits * step.step_s, step.step_s) for step in self.steps]
         sizes = [step.size for step in self.steps]
         known: dict[str, float] = {}

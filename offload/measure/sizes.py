@@ -67,6 +67,7 @@ def at_whole_depth(measured: Sequence[MeasuredStep], blocks: int) -> list[Measur
     one, two = ({step.size: step for step in measured if step.depth == depth} for depth in (1, 2))
     for size in sorted(one.keys() & two.keys()):
         block_s = max(two[size].step_s - one[size].step_s, 0.0)
+        # Blocks are alike, so each takes as long as the second one.
         step_s = one[size].step_s + (blocks - 1) * block_s
         whole.append(MeasuredStep(size=size, step_s=step_s, variation=two[size].variation))
     return whole

@@ -17,6 +17,7 @@ class BatchSplit:
     @classmethod
     def of(cls, global_batch_size: int, workers: int, largest_local: int | None = None) -> BatchSplit:
         """Cut a global batch, rounded up to whole local batches. A worker accumulates a share above ``largest_local``."""
+        # Up, not down: fewer samples than the initial batch would lie outside of what the gain is defined for.
         share = math.ceil(global_batch_size / workers)
         accum_steps = 0 if largest_local is None else max(math.ceil(share / largest_local) - 1, 0)
         return cls(workers=workers, local_batch_size=math.ceil(share / (accum_steps + 1)), accum_steps=accum_steps)

@@ -117,6 +117,7 @@ class Shape:
         for kind, count in counts.items():
             if not np.all(np.isfinite(count) & (count >= 0) & (count == np.floor(count))):
                 raise ConfigError(f"the number of {kind.name} nodes must be a whole number ≥ 0, found {count}.")
+        # Past the frozen dataclass: counts become arrays once, here.
         object.__setattr__(self, "nodes", counts)
         if not any(kind.gpus for kind in counts):
             names = ", ".join(kind.name for kind in counts) or "no nodes"

@@ -97,8 +97,10 @@ def fit_step_time(
             lambda x, start=start: _residuals(_with(start, free, x), data),
             start[free],
             bounds=(LOWER[free], UPPER[free]),
+            # Linear beyond OUTLIER: one step beside a garbage collection must not bend the curve.
             loss="soft_l1",
             f_scale=OUTLIER,
+            # Parameters differ by orders of magnitude, even in these units.
             x_scale=np.maximum(start[free], 0.1),
         )
         if best is None or solution.cost < best[0].cost:
@@ -107,6 +109,7 @@ def fit_step_time(
     scaled = _with(start, free, solution.x)
     errors = _errors(scaled, data)
     # The prior and the residuals together: a scaled inverse chi-squared distribution, whose predictions are Student's.
+    # Degrees of freedom: each fitted parameter uses up one measurement.
     known = noise_weight + max(errors.size - int(np.sum(free)), 0)
     spread = (noise_weight * noise**2 + np.sum(errors**2)) / known
     student = float(scipy.special.stdtrit(known, 0.975))
@@ -172,6 +175,7 @@ class _Measured:
     def identifiable(self) -> Any:
         """A mask of the parameters that the measurements determine."""
         free = np.zeros(7, dtype=bool)
+        # One size cannot tell a constant time from one per sample, and two workers cannot tell what a third one adds.
         free[BETA_C] = True
         free[ALPHA_C] = len(np.unique(self.sizes)) > 1
         for inter, (alpha, beta) in enumerate(SYNC):
@@ -190,6 +194,7 @@ class _Measured:
         else:
             start[ALPHA_C] = np.mean(self.compute) / 2
             start[BETA_C] = start[ALPHA_C] / self.sizes[0]
+        # The equation of T_gpu, solved for T_sync.
         synced = np.maximum(self.last**gamma - self.compute**gamma, 0) ** (1 / gamma)
         for inter, (alpha, beta) in enumerate(SYNC):
             here = (self.nodes > 1) if inter else (self.nodes == 1) & (self.workers > 1)

@@ -103,8 +103,11 @@ class JointGoodput:
         initial, largest, (least, most) = self._search_range(max_batch_size, local_batch_size_range)
         if np.any(~((n >= 1) & (n <= k))):
             raise ConfigError(f"each node needs a worker: found {n} nodes with {k} workers.")
+        # Geometric steps: goodput depends on the ratio of batches, so they are equally dense everywhere.
         per_worker = np.geomspace(np.maximum(initial, least * k), largest, CANDIDATES) / k
         if accumulate:
+            # As few micro-batches as fit, since each costs a launch. ROUNDING keeps 64.0000001 samples from needing
+            # another one.
             accum = np.ceil(per_worker / most - ROUNDING) - 1
             alone = (k == 1) & (per_worker > initial + ROUNDING)
             accum = np.where(alone, np.maximum(accum, 1), accum).astype(int)
@@ -113,6 +116,7 @@ class JointGoodput:
             accum = np.zeros(per_worker.shape, dtype=int)
             local = np.where(k == 1, initial, _within(np.ceil(per_worker - ROUNDING), k, largest, initial)).astype(int)
         goodput = np.asarray(self.goodput(n, k, local, accum))
+        # Batches that do not fit stay in the arrays, as worth nothing.
         goodput = np.where((least <= local) & (local <= most), goodput, 0.0)
         value = goodput
         if worth is not None:
@@ -145,6 +149,7 @@ class JointGoodput:
         rate = self.input_samples_per_s
         if not callable(rate):
             return rate
+        # The function may be slow (a placement of workers), and the arrays hold the same few counts many times.
         counts, where = np.unique(np.asarray(workers), return_inverse=True)
         rates = np.array([float(rate(int(count))) for count in counts])
         return rates[where].reshape(np.shape(workers))

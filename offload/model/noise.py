@@ -70,6 +70,7 @@ class GradientNoise:
         """Exact noise at the upper end of what ``|G|²`` may be: its efficiency bounds the true one from below."""
         if not self.sqr_error:
             return self
+        # A larger |G|² means less noise in proportion, so larger batches are worth less: the cautious side.
         return replace(self, sqr=self.sqr + CAUTION * self.sqr_error, sqr_error=0.0)
 
     @property
@@ -114,6 +115,7 @@ def noise_from_gradients(
     Raises ConfigError for fewer than two gradients.
     """
     count, total = len(squares), float(np.sum(squares))
+    # |Σg|² = Σ|g|² + 2·Σ(g_i · the sum of those before it): the gradients themselves need not be kept.
     square_of_mean = (total + 2 * float(np.sum(products))) / max(count, 1) ** 2
     sqr, var = gradient_moments(total / max(count, 1), square_of_mean, count, samples_each, batch_size)
     sqr, var = max(sqr, 0.0), max(var, 0.0)

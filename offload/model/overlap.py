@@ -39,6 +39,7 @@ def overlap_of_queue(buffer: float, variation: float) -> float:
     exponential times (Buzacott, Shanthikumar, "Stochastic Models of Manufacturing Systems", 1993), and within 3 % of a
     simulation for variations from 0.1 to 1. Within [1, ``MOST_OVERLAP``].
     """
+    # From 2^(1/power) = 1 + c²/(B + 2): both sides are equally fast there.
     lost = np.log1p(variation**2 / (buffer + 2))
     return float(np.clip(np.log(2) / lost if lost > 0 else np.inf, 1.0, MOST_OVERLAP))
 

@@ -107,6 +107,7 @@ def on_fewest_nodes(
     free = placement.cores_by_node
     used = [*before, *[0] * (len(free) - len(before))]
     last = [*spare, *[False] * (len(free) - len(spare))]
+    # Few nodes, so that the cluster can give the others back.
     order = sorted(range(len(free)), key=lambda i: (last[i], -placement.held[i], -used[i], -free[i]))
     chosen, left = [0] * len(free), cores
     for i in order:
@@ -232,6 +233,7 @@ def _fill(nodes: Sequence[NodeResources], worker: WorkerResources, count: int) -
     for i in order:
         fits = left
         if worker.gpus > 0:
+            # The tolerance: amounts are sums of fractions, and 0.1 + 0.2 must hold 0.3.
             fits = min(fits, int((nodes[i].gpus + 1e-9) // worker.gpus))
         if worker.cpus > 0:
             fits = min(fits, int((free[i] + 1e-9) // worker.cpus))

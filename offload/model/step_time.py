@@ -87,6 +87,7 @@ class StepTime:
             # Micro-batches vary independently, so their sum varies less.
             varies = self.variation / np.sqrt(np.asarray(accum_steps, dtype=float) + 1)
             compute = compute * slowest(workers, varies)
+        # Only the last micro-batch synchronises, so only its backward can hide it.
         last = overlapped(compute, self.sync_time_s(nodes, workers), self.gamma)
         return plain(np.asarray(np.asarray(accum_steps) * compute + last))
 
@@ -110,7 +111,9 @@ def slowest(workers: ArrayLike, variation: ArrayLike) -> Any:
     below x with probability F(x)^K.
     """
     k, c = np.broadcast_arrays(np.asarray(workers, dtype=float), np.asarray(variation, dtype=float))
+    # The parameter of a log-normal distribution whose mean is 1 and whose standard deviation is c.
     sigma = np.sqrt(np.log1p(c**2))[..., None]
+    # The middle of each quantile: the ends would be infinite.
     below = (np.arange(QUANTILES) + 0.5) / QUANTILES
     normal = scipy.special.ndtri(below ** (1 / k[..., None]))
     mean = np.mean(np.exp(sigma * normal - sigma**2 / 2), axis=-1)

@@ -20,7 +20,7 @@ import torch
 
 from offload.measure.equivalents import DROP_INS, DropIn
 from offload.measure.replacement import WORTH_TAKING, Distance, Replacement
-from offload.pipeline.preprocessing.recipe import hold_to_one_core
+from offload.pipeline.preprocessing.environment import hold_to_one_core
 from offload.probe.work import SampleWork
 
 CHUNK = 4  # samples at a time

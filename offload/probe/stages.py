@@ -67,6 +67,7 @@ class StageCosts:
         if drawn:
             self.random.add(name)
         spent = self.spent.setdefault(name, Spent())
+        # Steps may call steps: each counts only its own time, so that the shares add up.
         spent.cpu_s += time.thread_time() - began - (self._counted() - inside)
         spent.bytes_out += out[1] if len(out) > 1 else size_of(out[0])
         spent.calls += 1
@@ -112,6 +113,7 @@ def measure_stages(recipe: Recipe, rows: pa.Table, *, seconds: float) -> StageCo
     costs.watching = True
     _once(recipe, rows.slice(0, size), start)
     costs.watching = False
+    # The first two tasks only warm up and watch for random numbers.
     costs.spent.clear()
     until = time.monotonic() + seconds
     while time.monotonic() < until or not costs.samples:
@@ -146,6 +148,7 @@ def exact_over_auto(recipe: Recipe, rows: pa.Table, *, seconds: float) -> float 
             began = time.thread_time()
             done = _once(way, rows.slice(start, PAIRED_ROWS), start)
             spent.append(time.thread_time() - began)
+        # Ratios of the same rows, back to back: the machine's speed and the rows' sizes cancel out.
         ratios.append(spent[0] / spent[1])
         start = (start + done) % rows.num_rows
     return float(np.median(ratios))

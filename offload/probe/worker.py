@@ -98,6 +98,8 @@ def run_probe(carried: Carried, setup: WorkerSetup, budget: ProbeBudget, member:
     context = ProbeContext(loop)
     tell = _Teller(loop)
     try:
+        # First the input alone, then the loop alone: together, they would share the cores, and neither rate would be
+        # its own.
         tell.phase("draining the input", 0.0)
         drained = _drain(loop, context, budget, tell)
         measuring = time.monotonic()
@@ -238,6 +240,7 @@ def _ingest(context: ProbeContext, setup: WorkerSetup, kept: list[Slice], second
     began, samples = time.monotonic(), 0
     while time.monotonic() - began < seconds and (batch := batches.get()) is not None:
         samples += batch.rows
+    # Copies to a GPU may still be under way, and count only once they have arrived.
     context.synchronize()
     rate = samples / (time.monotonic() - began)
     batches.close()
@@ -253,6 +256,7 @@ def _stages(budget: ProbeBudget) -> dict[str, Any] | None:
         exact = exact_over_auto(recipe, budget.rows, seconds=budget.decoding_s)
         costs = measure_stages(recipe, budget.rows, seconds=budget.stages_s)
     finally:
+        # The script's loop follows in this process, with its own number of threads.
         torch.set_num_threads(threads)
     raw_bytes = costs.raw_bytes / max(costs.samples, 1)
     return {

@@ -27,6 +27,7 @@ class Closable(Protocol):
 _File = TypeVar("_File", bound=Closable)
 _Thing = TypeVar("_Thing")
 
+# Weak: this must not keep alive what the process has finished with.
 _closed: weakref.WeakSet[Any] = weakref.WeakSet()
 _kept: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -50,6 +51,7 @@ def keeps(thing: _Thing) -> _Thing:
 
 def keep(thing: object) -> None:
     """Keep an object to the end of this process, and beyond that of Python."""
+    # One reference too many, which nobody ever drops.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 

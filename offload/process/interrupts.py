@@ -219,6 +219,7 @@ class LastResort(threading.Thread):
         self.kills: list[Callable[[], None]] = []
         self._interrupts = interrupts
         self._woken, self._wake = os.pipe()
+        # A signal handler of C writes to it: it must never wait for a full pipe.
         os.set_blocking(self._wake, False)
         self.on_screen = False
         self._patient = self._nothing_to_lose = self._has_limit = False

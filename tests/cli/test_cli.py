@@ -314,7 +314,17 @@ def test_a_folder_of_temporary_files_that_ray_cannot_use(tmp_path: Path, script:
     folder = tmp_path / ("x" * 80)
     folder.mkdir()
     done = offload(
-        "run", script, "--run-dir", tmp_path / "run", "--json", "--", "--epochs", "1", RAY_TMPDIR=str(folder)
+        "run",
+        script,
+        "--run-dir",
+        tmp_path / "run",
+        "--json",
+        "--address",
+        "local",
+        "--",
+        "--epochs",
+        "1",
+        RAY_TMPDIR=str(folder),
     )
     text = refusal(done)
     assert "Ray cannot start" in text
@@ -490,7 +500,7 @@ def answering(answer: bytes | None) -> Iterator[str]:
     [
         ([], ["offload doctor", "offload demo", "offload run SCRIPT", "build() -> offload.Trainer", "--version"]),
         (["run"], ["build() -> offload.Trainer", "Arguments after --", "-- --epochs 20", "resumes an unfinished run", "Ctrl-C commits"]),
-        (["demo"], ["real JPEGs", "every CPU", "the run directory with a report", "[default: 3000]", "a paced accelerator"]),
+        (["demo"], ["real JPEGs", "every CPU", "the run directory with a report", "[default: 1500;", "a paced accelerator"]),
         (["doctor"], ["what to do", "Exit code 0 if nothing fails"]),
         (["launch", "ray"], ["http://head:8265", "leaves the job running", "resumes a run", "[env var: OFFLOAD_RAY_ADDRESS"]),
         (["plan"], ["before you pay", "offload probe train.py", "Fewest dollars per useful sample"]),

@@ -252,7 +252,7 @@ def reading(dataset: Any, **named: Any) -> Any:
 
 def resting(loader: Any) -> int:
     """The number of readers that wait for the loader's next epoch."""
-    feed, owner = next(iter(sessions._sessions.values())).feed, loader._user.name
+    feed, owner = next(iter(sessions._sessions.values())).feed, loader._engine._user.name
     waiting = feed.__ray_call__.remote(lambda feed: sum(each.owner == owner for each in feed._resting._ready()))
     return int(ray.get(waiting))
 
@@ -620,7 +620,7 @@ def test_a_forked_process_is_told_to_be_spawned() -> None:
     if (child := os.fork()) == 0:
         said = b""
         try:
-            list(offload.DataLoader(Numbers(4)))
+            list(loader)
         except RunError as error:
             said = str(error).encode()
         os.write(write, said or b"nothing")

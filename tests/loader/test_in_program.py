@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 import offload
 from offload.errors import ConfigError
 from offload.loader import probing
-from offload.loader.job import session as sessions
 from tests.loader.same import same
 
 
@@ -160,7 +159,7 @@ def test_it_needs_no_ray_and_says_once_where_it_reads(caplog: pytest.LogCaptureF
     loader: Any = offload.DataLoader(Thread(), batch_size=None)
     for _ in range(2):
         assert list(loader) == [threading.current_thread()]
-    assert not any(loader._user.name in users for users in sessions._users.values())
+    assert loader._engine is None
     assert ray.is_initialized() == connected
     said = [record.message for record in caplog.records if record.name == "offload"]
     assert len(said) == 1

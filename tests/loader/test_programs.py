@@ -85,7 +85,7 @@ def main(*place):
     torch.distributed.init_process_group("gloo", **dict(zip(("rank", "world_size"), place)))
     rank = torch.distributed.get_rank()
     sampler = DistributedSampler(Numbers(), shuffle=True, seed=2)
-    loader = offload.DataLoader(Numbers(), batch_size=4, sampler=sampler)
+    loader = offload.DataLoader(Numbers(), batch_size=4, sampler=sampler, address="local")
     seen, waits = [], "late" in sys.argv
     if waits and rank == 1:
         torch.distributed.barrier()
@@ -99,7 +99,7 @@ def main(*place):
             torch.distributed.all_reduce(total)
             seen += batch.tolist()
     import ray
-    shared = [value for batch in offload.DataLoader(Shared(), batch_size=4, num_workers=1) for value in batch.tolist()]
+    shared = [value for batch in offload.DataLoader(Shared(), batch_size=4, num_workers=1, address="local") for value in batch.tolist()]
     told = {"rank": rank, "seen": seen, "shared": shared, "cluster": ray.get_runtime_context().gcs_address}
     with open(os.path.join(sys.argv[1], f"rank{rank}.json"), "w") as file:
         json.dump(told, file)

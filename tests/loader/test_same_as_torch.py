@@ -1,4 +1,4 @@
-"""The law of offload.DataLoader: batch for batch and element for element what torch's DataLoader yields, on a real Ray cluster."""
+"""The law of offload.DataLoader: batch for batch and element for element what torch's DataLoader yields."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import offload
 from offload.loader.job import session as sessions
 from tests.loader.same import same
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = pytest.mark.usefixtures("loader_engine")
 
 
 @pytest.fixture(scope="module", autouse=True)

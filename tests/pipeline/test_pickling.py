@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import json
 import logging
 import pickle
@@ -9,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -141,3 +144,49 @@ def test_a_class_that_the_program_does_not_have_comes_with_its_content() -> None
         input=packed, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=300,
     )  # fmt: skip
     assert there.stdout.strip() == b"3"
+
+
+BY_PATH = """
+import functools
+
+FACTOR = 2
+
+class Twice:
+    def __call__(self, x):
+        return FACTOR * x
+
+def three():
+    return 3
+"""
+
+
+def test_what_a_module_loaded_by_its_path_defines_arrives_as_the_program_has_it(tmp_path: Path) -> None:
+    (tmp_path / "settings.py").write_text(BY_PATH)
+    spec = importlib.util.spec_from_file_location("settings_by_path", tmp_path / "settings.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    sys.modules["settings_by_path"] = module
+    try:
+        spec.loader.exec_module(module)
+        module.FACTOR = 5  # such as an argument of the command line
+        content = pickling.dumps([module.Twice(), module.three, module, functools])
+    finally:
+        del sys.modules["settings_by_path"]
+    code = """
+twice, three, module, functools = pickling.loads(sys.stdin.buffer.read())
+print(twice(4), three(), module.FACTOR, module.__name__)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys\nfrom offload.pipeline.program import pickling\n{code}"],
+        input=content, cwd=ROOT, capture_output=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.stdout.decode().split() == ["20", "3", "5", "settings_by_path"], done.stderr.decode()
+
+
+def test_an_importable_module_travels_by_its_name() -> None:
+    from xml.etree import ElementTree
+
+    from tests import helpers
+
+    assert len(pickling.dumps([helpers, helpers.write_jpegs, ElementTree, ElementTree.XMLParser])) < 1000

@@ -106,12 +106,13 @@ def test_the_tables_of_ray() -> None:
 def test_a_placement_group_outlives_the_actor_that_was_asking_for_it_until_it_is_removed() -> None:
     @ray.remote(num_cpus=0)
     class Maker:
-        def make(self) -> None:
+        def make(self) -> str | None:
             self.room = placement_group([{"CPU": 1}], lifetime="detached", name="left")
+            return ray.get_runtime_context().get_actor_id()
 
     maker: Any = Maker.remote()
-    ray.get(maker.make.remote())
+    actor_id = ray.get(maker.make.remote())
     ray.kill(maker)
     eventually(lambda: held().in_words == "placement group left 1 CPU", DEADLINE_S)
-    eventually(lambda: ray_state.remove_groups_of({maker._actor_id.hex()}), DEADLINE_S)
+    eventually(lambda: ray_state.remove_groups_of({actor_id}), DEADLINE_S)
     eventually(lambda: held() == Held(), DEADLINE_S)

@@ -793,3 +793,33 @@ def test_its_augmentation_differs_between_blocks_and_epochs_and_can_be_had_again
     assert np.array_equal(draws(range(8)), first)
     assert not np.intersect1d(draws(range(8, 16)), first).size
     assert not np.intersect1d(draws(range(8), epoch=1), first).size
+
+
+def test_setup_comes_before_everything_else_of_a_recipe() -> None:
+    order: list[str] = []
+
+    class Opens(Numbers):
+        def prepare(self) -> None:
+            order.append("reader")
+
+    class Constructed:
+        def __init__(self) -> None:
+            order.append("transform")
+
+        def __call__(self, batch: Batch) -> Batch:
+            return batch
+
+    ready = recipe(Constructed, reader=Opens(), setup=lambda: order.append("setup")).ready()
+    assert order == ["setup", "transform", "reader"]
+    run(ready, range(40))
+    assert order.count("setup") == 1
+
+
+def test_a_setup_that_raises_is_named() -> None:
+    def opens_codecs() -> None:
+        raise OSError("no such codec")
+
+    with pytest.raises(
+        RunError, match=r"setup \(.*opens_codecs\) raised OSError: no such codec \(.*test_recipe.py:\d+\)"
+    ):
+        recipe(setup=opens_codecs).ready()

@@ -20,10 +20,10 @@ meets them. `make map` writes this page; a test holds that it is current.
 QUESTIONS = {
     "How do I add a source of samples?": {
         "pipeline/index/source.py": "what a source is: an index and a reader",
+        "pipeline/index/rows.py": "the rows of an index: a table is enough",
         "pipeline/sources/image_folder.py": "an example with one file per sample",
         "pipeline/sources/parquet.py": "an example with many samples per file",
-        "pipeline/sources/storage_paths.py": "paths on any storage",
-        "pipeline/describe/sources.py": "the function that users call",
+        "pipeline/describe/sources.py": "the function that users call, and `SOURCES`, which names it in messages",
         "__init__.py": "its public name",
     },
     "What decides the size of a task?": {
@@ -68,11 +68,18 @@ QUESTIONS = {
     },
     "How do I add a launcher?": {
         "launch/launcher.py": "the protocol",
-        "launch/ray/launcher.py": "an example on a cluster that runs Ray",
-        "launch/sagemaker/container/head.py": "an example on bare hosts, which starts Ray on them",
+        "launch/ray/launcher.py": "an example, on a cluster that runs Ray",
         "cli/launch/ray.py": "an example of a command",
         "cli/launch/job_commands.py": "options and the follow loop that all commands share",
+        "cli/launch/__init__.py": "where a command is added",
         "report/terminal/job_text.py": "what the command prints of a job",
+    },
+    "How does a launcher start Ray on bare hosts?": {
+        "launch/sagemaker/container/process_one.py": "what a container starts",
+        "launch/sagemaker/container/entry.py": "which host is the head",
+        "launch/sagemaker/container/head.py": "the head's way through a job",
+        "launch/sagemaker/container/follower.py": "that of all other hosts",
+        "launch/sagemaker/container/ray_node.py": "a host's part of the Ray cluster",
     },
     "How do I add a learning-rate rule?": {
         "adapt/rules.py": "the rules",
@@ -103,7 +110,9 @@ QUESTIONS = {
     },
     "What of my program reaches preprocessing?": {
         "pipeline/program/pickling.py": "functions, classes, modules",
-        "pipeline/preprocessing/environment.py": "the working folder",
+        "pipeline/program/surroundings.py": "search path, arguments, working folder, environment",
+        "pipeline/program/variables.py": "which variables of the environment",
+        "pipeline/program/main_module.py": "the script, run again",
         "pipeline/preprocessing/unpicklable.py": "the words for what cannot travel",
         "pipeline/program/output_tail.py": "what comes back: printed lines",
     },

@@ -146,7 +146,7 @@ def run(case: str, folder: Path) -> None:
 
 def main(folder: Path, who: str, cases: list[str]) -> None:
     if who == "program":
-        ray.init(num_cpus=3, include_dashboard=False, _system_config={"enable_worker_prestart": False})
+        ray.init(num_cpus=3, include_dashboard=False)
     kept = None if who == "us" else offload.DataLoader(Speaking("none"))  # the Ray of the first lasts
     for case in [*cases, "end"]:
         for stream in (sys.stdout, sys.stderr):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_layers import MODULES, imports, module_of
+from tests.test_layers import MODULES, ROOT, imports, module_of
 
 ROOM = "offload.ray_private"
 # Ray Train's own, and a script that runs before anything may be imported.
@@ -48,6 +48,12 @@ def private_uses(path: Path) -> Iterator[str]:
 def test_only_the_room_knows_what_is_private_to_ray() -> None:
     outside = [path for path in MODULES if not module_of(path).startswith(ROOM) and module_of(path) not in EXCEPTIONS]
     assert {module_of(path): uses for path in outside if (uses := sorted(set(private_uses(path))))} == {}
+
+
+def test_benchmarks_use_what_is_public() -> None:
+    """A release of Ray must not break what measures it."""
+    benchmarks = (ROOT / "benchmarks").rglob("*.py")
+    assert {path.name: uses for path in benchmarks if (uses := sorted(set(private_uses(path))))} == {}
 
 
 def test_the_room_imports_little_of_offload() -> None:

@@ -89,6 +89,7 @@ CONSTRUCTORS: list[tuple[Callable[..., Any], str]] = [
     (lambda v: trainer(deterministic=v), "deterministic"),
     (lambda v: trainer(hang_s=v), "hang_s"),
     (lambda v: trainer(train_loop_config=v), "train_loop_config"),
+    (lambda v: trainer(setup=v), "setup"),
     (lambda v: trainer(scaling_config=v), "scaling_config"),
     (resources, r"scaling_config: resources_per_worker\['CPU'\]"),
     (lambda v: trainer(run_config=v), "run_config"),

@@ -1,41 +1,37 @@
 """The demo's comparison: the same loop with torch's DataLoader on the GPU host's share of this machine's cores, then offloaded to all.
 
-It emulates two hosts with one: some cores stand for the GPU host, the rest for a CPU host beside it.
+It emulates two hosts with one: some cores stand for the GPU host, the rest for a CPU host beside it. The model predicts the offloaded rate
+before that loop runs.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from offload.errors import RunError
-from offload.formatting import figure, share
+from offload.formatting import count, figure
 from offload.machine import usable_cores
-from offload.prices import built_in
-from offload.report.page.charts.chart import Chart, ChartLine, time_axis, value_axis
-from offload.report.page.charts.pictures import draw_chart
-from offload.report.page.html import rendered
-from offload.report.page.page_view import page_of
-from offload.report.page.records import read_run
-from offload.report.page.tables import Table
-from offload.report.run_dir import to_json
-from offload.report.terminal.live_line import stderr_console
+from offload.model.catalog import NodeType, Shape
+from offload.model.goodput import JointGoodput
+from offload.model.input_rate import InputRate
+from offload.model.step_time import StepTime
 
-NAME = "comparison"
-SECONDS = 10.0
+SECONDS = 6.0  # of each loop
 DEADLINE_S = 180.0
+END_S = 10.0  # for a loop's process to end after a signal, with those that it has started
 HOST_SHARE = 4  # an ml.g5.xlarge has 4 of the 20 vCPUs of itself and an ml.c5.4xlarge
-LEAST_GAIN = 1.05  # below it, noise could be the gain
-EMULATED = "Emulation: one machine stands for a GPU host and a CPU host, so that no network lies between them."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,154 +56,129 @@ class Side:
         return self.waited_s / self.at[-1]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Both loops, and the rate that the model predicted for the second one before it ran.
+
+    ``core_share``: the share of a core that a process got while all cores preprocessed. Other programs had the rest.
+    """
+
+    alone: Side
+    offloaded: Side
+    predicted_samples_per_s: float
+    core_share: float
+
+    @property
+    def gain(self) -> float:
+        """The rate of the second loop over that of the first."""
+        return self.offloaded.samples_per_s / self.alone.samples_per_s
+
+    def document(self) -> dict[str, Any]:
+        """The comparison as numbers: rates in images/s, stalls as shares of the time."""
+        sides = [
+            {
+                "loader": side.name,
+                "cores": side.cores,
+                "samples_per_s": side.samples_per_s,
+                "stall": side.stall,
+                "seconds": side.at[-1],
+                "predicted_samples_per_s": self.predicted_samples_per_s if side is self.offloaded else None,
+            }
+            for side in (self.alone, self.offloaded)
+        ]
+        return {"device": self.alone.device, "emulated": True, "core_share": self.core_share, "sides": sides}
+
+
 def host_cores(cores: int) -> int:
     """The cores that stand for the GPU host: a quarter, at least one."""
     return max(cores // HOST_SHARE, 1)
 
 
-def side_by_side(images: Path, run_dir: Path, *, quiet: bool) -> tuple[dict[str, Any], str]:
-    """Compare, and write the page beside the run's report. Return fields for the run's document, and the last lines of the demo."""
-    stderr_console(quiet=quiet).print("comparing a DataLoader with offload.DataLoader, which takes about half a minute")
-    sides = compare(images)
-    if sides is None:
-        return {NAME: None}, "This machine has one core, so that there is nothing to offload to."
-    path = write(run_dir, *sides)
-    return {NAME: document_of(*sides)}, f"{words(*sides)}\nside by side: {path}"
+def compare(images: Path, console: Console, *, seconds: float = SECONDS) -> Comparison | None:
+    """Run the loop with each loader on the images in ``images``, and say on ``console`` what runs; None on a machine with one core.
 
-
-def compare(images: Path, *, seconds: float = SECONDS) -> tuple[Side, Side] | None:
-    """Run the loop with each loader on the images in ``images``; None on a machine with one core. Raises RunError if one fails."""
+    Raises RunError if a loop fails.
+    """
     cores = usable_cores()
     if cores < 2:
         return None
     mine = host_cores(cores)
-    all_cores = sorted(os.sched_getaffinity(0))
-    alone = _side("torch", images, seconds, mine, all_cores[:mine])
-    offloaded = _side("offload", images, seconds, cores, all_cores)
-    return (
-        Side(name="torch DataLoader", cores=mine, **alone),
-        Side(name="offload", cores=cores, **offloaded),
+    all_cores = sorted(os.sched_getaffinity(0))[:cores]
+    with _saying(console, f"a DataLoader on {mine} of {count(cores, 'core')}, the share of a GPU host"):
+        alone = _side("torch", images, seconds, all_cores, mine)
+    costs = alone.pop("costs")
+    predicted = predicted_samples_per_s(costs, cores)
+    console.print(f"the model predicts {figure(predicted)} images/s with all {cores} cores", soft_wrap=True)
+    with _saying(console, f"the same loop offloaded to all {cores} cores"):
+        offloaded = _side("offload", images, seconds, all_cores, cores)
+    return Comparison(
+        alone=Side(name="torch DataLoader", cores=mine, **alone),
+        offloaded=Side(name="offload", cores=cores, **offloaded),
+        predicted_samples_per_s=predicted,
+        core_share=costs["core_share"],
     )
 
 
-def _side(loader: str, images: Path, seconds: float, cores: int, allowed: list[int]) -> dict[str, Any]:
+def predicted_samples_per_s(costs: dict[str, float], cores: int) -> float:
+    """The rate of the loop on one machine with these cores, from the joint model of input and accelerator. ``costs``: as
+    :func:`offload.cli.demo.side.measured_costs` returns them."""
+    machine = NodeType(
+        name="this machine", vcpus=cores, gpus=1, core_speed=costs["core_share"],
+        memory_gib=1.0, network_gbps=1.0, usd_per_hour=1.0,  # of no effect on the rate of one machine
+    )  # fmt: skip
+    input_rate = InputRate(
+        core_seconds_per_sample=costs["core_seconds_per_sample"],
+        wire_bytes_per_sample=0.0,
+        host_cpus_per_worker=0.0,  # the share of a core already leaves out what the loop takes
+    )
+    joint = JointGoodput(
+        StepTime(alpha_compute=0.0, beta_compute=costs["step_s_per_sample"]),
+        noise=None,
+        input_samples_per_s=input_rate.samples_per_s(Shape({machine: 1}), 1),
+    )
+    return float(joint.throughput(1, 1, costs["batch_size"], 0))
+
+
+@contextmanager
+def _saying(console: Console, words: str) -> Iterator[None]:
+    """A context that says what runs: with the time so far on a terminal, in a line elsewhere."""
+    if not console.is_terminal:
+        console.print(words, soft_wrap=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        progress.add_task(words, total=None)
+        yield
+
+
+def _side(loader: str, images: Path, seconds: float, all_cores: list[int], cores: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="offload-demo-") as folder:
         file = Path(folder) / "measured.json"
-        words = (loader, str(images), str(seconds), str(cores), ",".join(map(str, allowed)), str(file))
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", "offload.cli.demo.side", *words],
-                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=DEADLINE_S, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise RunError(
-                f"the demo has trained, but its comparison ({loader}) took longer than {DEADLINE_S:.0f} s. Leave it out with --no-compare."
-            ) from None
-        # The file is whole or absent. Ray may still fail while it ends, after the last batch.
+        words = (loader, str(images), str(seconds), ",".join(map(str, all_cores)), str(cores), str(file))
+        with subprocess.Popen(
+            [sys.executable, "-m", "offload.cli.demo.side", *words],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        ) as process:  # fmt: skip
+            try:
+                _, printed = process.communicate(timeout=DEADLINE_S)
+            except BaseException as error:
+                _end(process)
+                if not isinstance(error, subprocess.TimeoutExpired):
+                    raise
+                raise RunError(
+                    f"the demo's comparison ({loader}) took longer than {DEADLINE_S:.0f} s. Leave it out with --no-compare."
+                ) from None
+        # The file is whole or absent. What ends after the last batch may still fail.
         if not file.exists():
-            last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-            raise RunError(
-                f"the demo has trained, but its comparison ({loader}) failed: {last}. Leave it out with --no-compare."
-            )
+            last = (printed.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+            raise RunError(f"the demo's comparison ({loader}) failed: {last}. Leave it out with --no-compare.")
         measured: dict[str, Any] = json.loads(file.read_text())
         return measured
 
 
-def words(alone: Side, offloaded: Side) -> str:
-    """What offloading brought, in a few lines."""
-    gain = offloaded.samples_per_s / alone.samples_per_s
-    if gain >= LEAST_GAIN:
-        brought = f"Offloading made this loop {gain:.2f} times as fast on this machine."
-    else:
-        brought = f"Offloading did not make this loop faster on this machine ({gain:.2f} times the rate)."
-    return "\n".join(
-        [
-            f"The same loop with two loaders ({alone.device}):",
-            f"  {_said(alone)} on {_cores(alone.cores)} of {offloaded.cores}, the GPU host's share",
-            f"  {_said(offloaded)} on all {offloaded.cores} cores",
-            brought,
-            EMULATED,
-        ]
-    )
-
-
-def _said(side: Side) -> str:
-    return f"{side.name}: {figure(side.samples_per_s)} images/s, {share(side.stall)} of the time waiting for data,"
-
-
-def _cores(count: int) -> str:
-    return f"{count} core{'' if count == 1 else 's'}"
-
-
-def document_of(alone: Side, offloaded: Side) -> dict[str, Any]:
-    """The comparison as numbers: rates in images/s, stalls as shares of the time."""
-    sides = [
-        {
-            "loader": side.name,
-            "cores": side.cores,
-            "samples_per_s": side.samples_per_s,
-            "stall": side.stall,
-            "seconds": side.at[-1],
-        }
-        for side in (alone, offloaded)
-    ]
-    return {"device": alone.device, "emulated": True, "sides": sides}
-
-
-def write(run_dir: Path, alone: Side, offloaded: Side) -> Path:
-    """Write the page, the picture and the numbers beside the run's report; return the page's path."""
-    chart = chart_of(alone, offloaded)
-    own = page_of([read_run(run_dir)], built_in(), {})
-    page = dataclasses.replace(
-        own, title="Demo: a DataLoader, and offloaded", comparison=_table(alone, offloaded), together=(chart,)
-    )
-    path = run_dir / f"{NAME}.html"
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a loop's process, which ends those that it has started if it gets the time."""
+    process.terminate()
     try:
-        path.write_text(rendered(page), encoding="utf-8")
-        draw_chart(chart, run_dir / f"{NAME}.png")
-        (run_dir / f"{NAME}.json").write_text(to_json(document_of(alone, offloaded), indent=2) + "\n")
-    except OSError as error:
-        raise RunError(f"the comparison cannot be written to {run_dir}: {error.strerror or error}.") from None
-    return path
-
-
-def chart_of(alone: Side, offloaded: Side) -> Chart:
-    """The rates of both over time."""
-    lines = [_line(alone, "other"), _line(offloaded, "a")]
-    return Chart(
-        key=NAME,
-        title=f"The same loop with two loaders, emulated on one machine ({alone.device})",
-        reading=f"Higher is faster. {EMULATED}",
-        x=time_axis(max(alone.at[-1], offloaded.at[-1])),
-        y=value_axis("images/s", lines, log=False),
-        lines=tuple(lines),
-        tall=True,
-    )
-
-
-def _line(side: Side, role: str) -> ChartLine:
-    """The rate in each whole second."""
-    edges = np.arange(0.0, max(int(side.at[-1]), 1) + 1.0)
-    rates, _ = np.histogram(side.at, bins=edges, weights=side.samples)
-    middles = (edges[:-1] + edges[1:]) / 2
-    name = f"{side.name}, {_cores(side.cores)}"
-    return ChartLine(name=name, role=role, x=tuple(map(float, middles)), y=tuple(map(float, rates)))
-
-
-def _table(alone: Side, offloaded: Side) -> Table:
-    rows = [
-        (
-            side.name,
-            str(side.cores),
-            figure(side.samples_per_s),
-            share(side.stall),
-            "reference" if side is alone else f"{side.samples_per_s / alone.samples_per_s:.2f}×",
-        )
-        for side in (alone, offloaded)
-    ]
-    return Table(
-        head=("loader", "cores", "images/s", "waiting for data", "speed-up"),
-        rows=tuple(rows),
-        numeric=(1, 2, 3, 4),
-        note=f"Device: {alone.device}. {EMULATED} The run below trained before, with all cores.",
-    )
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()

@@ -13,22 +13,28 @@ from rich.console import Console
 from rich.progress import Progress
 
 import offload
-from offload.demo_data import make_demo_data
-from offload.model.checks import check_count
+from offload.demo_data import DemoData, make_demo_data
 
-PIXELS = 80
+PIXELS = 48
 BATCH_SIZE = 32
 
 
-def build_demo(data: Path, *, images: int, epochs: int) -> offload.Trainer:
-    """Make the data set, unless it exists, and a Trainer for it. Raises ConfigError if the data set cannot be written."""
-    epochs = check_count("--epochs", epochs, least=1, sane="such as 3")
-    console = Console(stderr=True)
+def make_data(folder: Path, images: int, console: Console) -> DemoData:
+    """Make the data set, unless it exists, and show how far it is. Raises ConfigError if it cannot be written."""
+    words = f"drawing {images:,} JPEG files"
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(f"drawing {images:,} JPEG files", total=images)
-        images_made = make_demo_data(
-            data, images, progress=lambda done, total: progress.update(task, completed=done, total=total)
-        )
+        task = progress.add_task(words, total=images)
+
+        def tell(done: int, total: int) -> None:
+            if done == 1 and not console.is_terminal:
+                console.print(words)
+            progress.update(task, completed=done, total=total)
+
+        return make_demo_data(folder, images, progress=tell)
+
+
+def build_demo(images_made: DemoData, *, epochs: int) -> offload.Trainer:
+    """A Trainer for the data set."""
     return offload.Trainer(
         train,
         datasets={
@@ -87,7 +93,7 @@ def training_step(device: Any) -> Callable[[Any, Any], None]:
     from torch.nn.functional import cross_entropy
 
     model = small_resnet(classes=10).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.05)
 
     def step(images: Any, labels: Any) -> None:
         loss = cross_entropy(model(images.to(device)), labels.to(device))
@@ -113,8 +119,8 @@ def train(ctx: offload.Context) -> None:
     from torch.nn.functional import cross_entropy
 
     model = small_resnet(ctx.config["classes"])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2e-3, total_steps=ctx.config["steps"] + 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=ctx.config["steps"] + 1)
     model, optimizer, schedule = ctx.prepare(model, optimizer, schedule)
     for _epoch in ctx.epochs(ctx.config["epochs"]):
         model.train()

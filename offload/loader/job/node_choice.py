@@ -10,12 +10,10 @@ from offload.errors import ConfigError, argument
 from offload.model.placement import NodeResources, Placement, WorkerResources, place_workers, within_memory
 from offload.pipeline.feed.datasets import Cores
 
-PLACEMENTS = ("all", "other_nodes", "this_node")
-
 
 @dataclass(frozen=True, kw_only=True)
 class NodeChoice:
-    """The user's choice of nodes (one of PLACEMENTS), and the program's own node."""
+    """The user's choice of nodes (``"all"``, ``"other_nodes"`` or ``"this_node"``), and the program's own node."""
 
     choice: str
     home: str

@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import psutil
 import torch.distributed
 
 _SHARED = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "WORLD_SIZE")
@@ -35,6 +34,8 @@ class Ranks:
         if world_size <= 1:
             return cls(name=uuid.uuid4().hex)
         if env.get("LOCAL_WORLD_SIZE") == str(world_size):
+            import psutil  # takes as long to import as a small data set to load: only where ranks share a machine
+
             # All ranks have one parent, which tells this job from an earlier one with the same address.
             parent = psutil.Process(os.getppid())
             described += f"\0{socket.gethostname()}\0{parent.pid}\0{parent.create_time()}"

@@ -16,9 +16,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from offload.loader.batch_recipe import FinishedBatches, IterableRecipe
-from offload.pipeline.blocks.packing import Packed
-from offload.pipeline.feed.sizing import BATCH_TASK_S, MOST_BATCHES
+from offload.loader.batch_recipe import FinishedBatches, IterableRecipe, read_some
+from offload.pipeline.feed.sizing import MOST_BATCHES
 from offload.pipeline.pool.packed_recipe import PackedRecipe
 from offload.pipeline.pool.task import Cost
 from offload.pipeline.preprocessing.environment import keep_freed_memory
@@ -68,24 +67,15 @@ class IterableReader:
         if self._packed is not None:
             recipe: IterableRecipe = self._packed.anew()
             self._batches, self._packed = recipe.batches(self._watch, self._worker), None
-        items: list[Packed] = []
-        samples, ended = 0, False
         cpu, wall = time.process_time(), time.perf_counter()
-        while len(items) < MOST_BATCHES and (not items or time.perf_counter() - wall < BATCH_TASK_S):
-            if (batch := next(self._batches, None)) is None:
-                ended = True
-                break
-            packed, count = batch
-            items.append(packed)
-            samples += count
-        block = FinishedBatches(tuple(items), samples)
+        block, ended = read_some(self._batches, MOST_BATCHES)
         cost = Cost(
-            rows=samples,
+            rows=block.num_rows,
             size_bytes=block.nbytes,
             cpu_s=time.process_time() - cpu,
             wall_s=time.perf_counter() - wall,
         )
-        return block, Read(len(items), ended, cost)
+        return block, Read(len(block.items), ended, cost)
 
     def rest(self) -> bool:
         """Forget the iteration. Return whether this process may serve another: not if iterations leave threads behind."""

@@ -28,8 +28,9 @@ TOKEN = "RAY_AUTH_TOKEN"
 
 @contextmanager
 def shared(job: Ranks, address: str | None) -> Iterator[ConnectedCluster]:
-    """A connection to the cluster at ``address``; without one, to a Ray of this machine that the job's ranks share."""
-    if ray.is_initialized() or job.world_size == 1 or address or os.environ.get("RAY_ADDRESS"):
+    """A connection to the cluster at ``address``; with ``"local"``, to a Ray of this machine that the job's ranks share."""
+    named = address or os.environ.get("RAY_ADDRESS") or "local"
+    if ray.is_initialized() or job.world_size == 1 or named != "local":
         with connected_as_library(address) as cluster:
             yield cluster
         return

@@ -186,6 +186,7 @@ def _integers(first: int, last: int, points: int | None) -> Ints:
 def _between(axis: Ints, value: int) -> Ints:
     """Integers from the point before ``value`` to the one after it."""
     at = int(np.searchsorted(axis, value))
+    # The optimum lies between the neighbours of the best point, since goodput per dollar has one peak there.
     low, high = int(axis[max(at - 1, 0)]), int(axis[min(at + 1, len(axis) - 1)])
     return np.unique(np.concatenate([np.round(np.linspace(low, high, CLOSER)).astype(np.int64), [value]]))
 

@@ -19,6 +19,7 @@ class DevicePlacement:
 
     def __init__(self, device: torch.device | None, steps: Sequence[Callable[[Any], Any]] = ()) -> None:
         self._device, self._steps = device, tuple(steps)
+        # A stream of its own: on the program's stream, the copy would wait for all kernels before it.
         self._stream = None if device is None else torch.Stream(device)
 
     @property

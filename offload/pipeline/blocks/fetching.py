@@ -85,6 +85,7 @@ class BlocksAhead:
 
     def __init__(self, direct: DirectBlocks, wanted: Sequence[tuple[Any, str]]) -> None:
         self._direct = direct
+        # Each block once, in the order of its first use.
         self._further = deque(dict(wanted).items())
         self._under_way: dict[Any, Callable[[], ArrivedBlock]] = {}
         self._here: dict[Any, Any] = {}

@@ -7,18 +7,22 @@ an epoch must not keep its images in the object store.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import io
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from offload.pipeline.blocks.memory import writable
-from offload.pipeline.blocks.wire import Array
 from offload.pipeline.program.pickling import PicklerBack
+
+if TYPE_CHECKING:
+    from offload.pipeline.blocks.wire import Array
 
 BESIDE_BYTES = 64 << 10
 
@@ -36,14 +40,24 @@ class Packed:
         return len(self.structure) + sum(content.nbytes for content in self.contents)
 
 
-def pack(batch: Any, *, copied: bool = False, beside_bytes: int = BESIDE_BYTES, home: bool = False) -> Packed:
+def pack(
+    batch: Any, *, copied: bool = False, beside_bytes: int = BESIDE_BYTES, home: bool = False, by_name: bool = False
+) -> Packed:
     """Pack a batch. Raises what pickling raises for objects that cannot be sent.
 
     Args:
         copied: copy the contents, since the batch's memory may change before they are stored.
         beside_bytes: the least size of contents that travel beside the pickle.
         home: the batch goes to the process that has sent the classes of its objects.
+        by_name: the batch goes to the process from which this one was forked. It has the same classes, under the same names.
     """
+    if by_name:
+        with contextlib.suppress(Exception):  # of a class without a name that leads to it, for one
+            return _pack(batch, _NamePickler, copied, beside_bytes)
+    return _pack(batch, functools.partial(_Pickler, home=home), copied, beside_bytes)
+
+
+def _pack(batch: Any, pickler: Callable[..., pickle.Pickler], copied: bool, beside_bytes: int) -> Packed:
     contents: list[Array] = []
 
     def beside(buffer: pickle.PickleBuffer) -> bool:
@@ -55,7 +69,7 @@ def pack(batch: Any, *, copied: bool = False, beside_bytes: int = BESIDE_BYTES, 
         return False
 
     written = io.BytesIO()
-    _Pickler(written, beside, home=home).dump(batch)
+    pickler(written, buffer_callback=beside).dump(batch)
     return Packed(written.getvalue(), tuple(contents))
 
 
@@ -69,6 +83,16 @@ class _Pickler(PicklerBack):
 
     def _rule(self, kind: type) -> Any:
         return _tensor if issubclass(kind, torch.Tensor) else super()._rule(kind)
+
+
+class _NamePickler(pickle.Pickler):
+    """Pickles tensors as :class:`_Pickler` does, and all else as pickle does."""
+
+    def __init__(self, file: Any, *, buffer_callback: Callable[[pickle.PickleBuffer], Any]) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
+
+    def reducer_override(self, obj: Any) -> Any:
+        return _tensor(obj) if isinstance(obj, torch.Tensor) else NotImplemented
 
 
 def _tensor(tensor: torch.Tensor) -> Any:
@@ -95,6 +119,7 @@ def _laid_out(tensor: torch.Tensor) -> tuple[Array, torch.dtype, tuple[int, ...]
     plain = tensor.detach().as_subclass(torch.Tensor)
     if not _is_dense(plain.shape, plain.stride()):
         plain = plain.contiguous()
+    # In the order of memory, whatever the order of dimensions: a channels-last tensor needs no copy.
     flat = torch.as_strided(plain, (plain.numel(),), (1,), plain.storage_offset())
     return flat.view(torch.uint8).numpy(), tensor.dtype, tuple(tensor.shape), tuple(plain.stride())
 

@@ -79,6 +79,8 @@ class Expected:
         with contextlib.suppress(TimeoutError):
             return self._outcome.result(CONNECTED_S)
         if not self.connected.is_set():
+            # If the connection comes at this moment, the outcome that is settled first counts, and the block comes
+            # through Ray.
             self.settle(Missed("no connection to the worker", tell=True))
         return self._outcome.result()  # the receiver settles a connection without progress
 
@@ -88,11 +90,13 @@ class BlockReceiver:
 
     def __init__(self, host: str) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        # Port 0: the system chooses a free one. A fork must not keep it open when this process ends.
         self._listener = forks.closes(socket.create_server((host, 0), family=family, backlog=128))
         self.address: Address = self._listener.getsockname()[:2]
         self.reached = False  # by any sender
         self._closed = False
         self._memory = ReusedMemory(KEPT_BYTES)
+        # By the secret that its sender will show.
         self._expected: dict[bytes, Expected] = {}
         self._strangers = threading.BoundedSemaphore(STRANGERS)
         threading.Thread(target=self._accept, daemon=True, name="block-receiver").start()
@@ -124,11 +128,14 @@ class BlockReceiver:
 
     def _accept_all(self) -> None:
         while not self._closed:
+            # Before accepting: beyond the limit, connections wait in the kernel's queue and take no thread of this
+            # process.
             self._strangers.acquire()
             connection: socket.socket | None = None
             try:
                 connection, _ = self._listener.accept()
                 forks.closes(connection)
+                # A thread for each connection: it sleeps in the kernel while the block comes, without Python's lock.
                 threading.Thread(target=self._receive, args=(connection,), daemon=True, name="receive-block").start()
             except (OSError, RuntimeError):  # a limit on files or threads, or the connection has ended
                 self._strangers.release()
@@ -148,6 +155,7 @@ class BlockReceiver:
             expected.connected.set()
             self.reached = True
             try:
+                # The sender sends nothing before it has seen this: another program may have taken over the port.
                 connection.sendall(expected.ticket[1])
                 stream.time_out(connection, STALLED_S)
                 expected.settle(stream.receive(connection, self._memory.lend))
@@ -158,6 +166,7 @@ class BlockReceiver:
         """The expected block whose secret this connection shows. None for a stranger."""
         with contextlib.suppress(OSError):
             stream.time_out(connection, SECRET_S)
+            # Popped, so that each secret works once: a copy of it is worth nothing afterwards.
             return self._expected.pop(connection.recv(SECRET_BYTES, socket.MSG_WAITALL), None)
         return None
 
@@ -222,6 +231,7 @@ class DirectBlocks:
                 self._home, address = self._here()
                 self._receiver = _listen(address)
             receiver = self._receiver
+            # A block of this node lies in the object store, which is shared memory.
             if receiver is None or node == self._home or time.monotonic() < self._all.closed_until:
                 return None
             route = self._routes.setdefault(node, _Route())
@@ -241,6 +251,7 @@ class DirectBlocks:
         """The sender of a node. None until it has started, and while its route is closed."""
         now = time.monotonic()
         if route.sender is None and now >= route.closed_until:
+            # Not awaited: until the sender has started, blocks come through Ray.
             route.asked = route.asked or self._senders.sender(node)
             if route.asked.done():
                 asked, route.asked = route.asked, None
@@ -290,6 +301,8 @@ class DirectBlocks:
             if not missed.way or route.sender is not sender:  # an earlier failure has closed this route
                 return
             route.close()
+            # If no sender has ever come through, a firewall may close this host to all of them. Trying each node in
+            # turn would cost CONNECTED_S for every one.
             if not receiver.reached and time.monotonic() >= self._all.closed_until:
                 self._all.close()
         if missed.tell and not receiver.reached:

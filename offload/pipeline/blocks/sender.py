@@ -62,6 +62,8 @@ class BlockSender:
         mine, theirs = ticket
         with socket.create_connection(to, timeout=CONNECT_S) as connection:
             connection.settimeout(STALLED_S)
+            # Each side shows a secret that only the other one can know, since anybody in the network may listen or
+            # connect.
             connection.sendall(mine)
             shown = connection.recv(SECRET_BYTES)
             if not shown:
@@ -125,6 +127,7 @@ class BlockSenders:
             if started is None or (_failed(started) and now > started.at + START_AGAIN_S):
                 actor = self._start(node)
                 started = self._started[node] = _Started(actor, actor.ready.remote().future(), now)
+            # Never wait here: a worker that fetches its block through Ray in the meantime loses less.
             return started.actor if started.ready.done() and not _failed(started) else None
 
     def end_unused(self) -> None:

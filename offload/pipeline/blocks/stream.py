@@ -35,6 +35,7 @@ def send(connection: socket.socket, block: Any) -> None:
     if not isinstance(block, pa.Table):
         _send_pickle(connection, block)
         return
+    # The receiver must know the size before it takes memory. Writing to nowhere copies nothing.
     size = pa.MockOutputStream()
     _write(size, block)
     connection.sendall(_HEAD.pack(0, size.size()))
@@ -88,6 +89,7 @@ def _send_pickle(connection: socket.socket, block: Any) -> None:
     sink.write(_HEAD.pack(len(parts), end) + sizes.tobytes())
     at = sizes.nbytes
     for part, start in zip(parts, starts, strict=True):
+        # Padding up to the next aligned start.
         sink.write(bytes(start - at))
         sink.write(part)
         at = start + len(part)
@@ -127,6 +129,7 @@ class _Sink:
         if self._broken:  # Arrow ends a stream that has failed
             raise BrokenStreamError("the connection is broken")
         rest = memoryview(content)
+        # Broken until the opposite is proven: a part of the content may be on its way when an error comes.
         self._broken = True
         while len(rest):
             rest = rest[self._connection.send(rest) :]  # not sendall: its time limit would count for all of it

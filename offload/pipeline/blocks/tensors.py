@@ -31,6 +31,7 @@ def map_tensors(
         changed = {key: map_tensors(part, change, change_other) for key, part in value.items()}
         if type(value) is dict:
             return changed
+        # A copy keeps the mapping's class and what else it holds, such as a default factory.
         whole: Any = copy.copy(value)
         for key, part in changed.items():  # the outputs of Hugging Face's models refuse update()
             whole[key] = part
@@ -48,6 +49,7 @@ def map_tensors(
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         rebuilt: Any = copy.copy(value)
         for field in dataclasses.fields(value):
+            # Also where the dataclass is frozen: the copy is ours.
             object.__setattr__(rebuilt, field.name, map_tensors(getattr(value, field.name), change, change_other))
         return rebuilt
     return change_other(value)

@@ -96,6 +96,7 @@ def read(path: str) -> tuple[int, bytes, float]:
     if len(header) < _HEADER.size:
         raise DamagedError
     magic, checksum, version, size = _HEADER.unpack(header)
+    # A disk may lose what was written last when the machine loses its power.
     if magic != _MAGIC or size != len(content) or zlib.crc32(content) != checksum:
         raise DamagedError
     return version, content, used
@@ -149,6 +150,7 @@ def make(folder: Path, ledger: Ledger, wanted: int, *, own: Path, own_unused_sin
             return False
         freed = _reclaim(folder, ledger)
         other_sources = [Path(entry.path) for entry in _entries(folder / SOURCES) if entry.path != str(own)]
+        # The source whose last use is longest ago goes first.
         for source in sorted(other_sources, key=_last_use):
             if freed < wanted:
                 freed += _evict(source, ledger, wanted - freed)
@@ -183,6 +185,7 @@ def remove(
             for path in batch:
                 with contextlib.suppress(FileNotFoundError):
                     known = os.stat(path)
+                    # Looked at again under the lock: it may have been used since it was listed.
                     if unused_since is None or known.st_mtime < unused_since:
                         os.unlink(path)
                         gone += disk_bytes(known.st_size)
@@ -209,6 +212,7 @@ def _reclaim(folder: Path, ledger: Ledger) -> int:
             try:
                 if locked(fd):
                     os.unlink(path)
+                    # The name holds the reserved bytes, which count although nothing may be written yet.
                     head, dash, _ = os.path.basename(path).partition("-")
                     size = int(head) if dash else 0  # locks hold nothing
                     ledger.used -= size

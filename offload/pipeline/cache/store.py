@@ -50,6 +50,7 @@ class Store:
         weakref.finalize(self, os.close, self._users)
         self._joined = threading.Event()
         self._next_sweep = 0.0
+        # Aside, since tidying a large folder takes long. Contents may be read meanwhile.
         threading.Thread(target=self._join, daemon=True, name="cache").start()
 
     def source(self, name: str) -> CachedSource:
@@ -67,6 +68,7 @@ class Store:
         try:
             if space.locked(self._users):
                 space.tidy(self.folder, self.ledger, self.limit_bytes)
+            # Held until the process ends: while any process holds it, nobody tidies.
             fcntl.flock(self._users, fcntl.LOCK_SH)
         except OSError as error:
             self.stop(error)
@@ -91,6 +93,7 @@ class Store:
         reserved = self._reserved(size)
         if reserved is None and time.monotonic() >= self._next_sweep:
             self._next_sweep = time.monotonic() + SWEEP_S
+            # More than this content needs, so that the next ones find room without a search.
             wanted = max(size, self.limit_bytes // 100)
             since = self.began if unused_in.passed else None
             if space.make(self.folder, self.ledger, wanted, own=unused_in.folder, own_unused_since=since):
@@ -128,6 +131,7 @@ class Store:
             except FileNotFoundError:
                 before = 0
                 os.makedirs(os.path.dirname(final), mode=0o700, exist_ok=True)
+            # At once: a reader finds the earlier content or the whole new one.
             os.rename(path, final)
             self.ledger.used -= before
 

@@ -76,6 +76,7 @@ class CachedSamplesReader(Reader):
     def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
         if self._ready is None:
             self.prepare()
+        # A sample's key must not depend on its place in a pass.
         own = rows.select([name for name in rows.column_names if name not in _OF_A_PASS])
         keys = [_digest(self._name, json.dumps(row, default=repr)) for row in own.to_pylist()]
         samples: list[dict[str, Any] | None] = [self._lookup(key) for key in keys]
@@ -109,6 +110,7 @@ class CachedSamplesReader(Reader):
         wanted = rows.take(pa.array(missing))
         if TRAINED in wanted.column_names:  # the outer recipe leaves trained rows out
             wanted = wanted.drop_columns([TRAINED])
+        # The same epoch for ever: what the inner recipe makes must not change from epoch to epoch.
         block = process(self._ready, wanted, epoch=0)
         wrong = block.column(ERROR).to_pylist() if ERROR in block.column_names else [None] * len(missing)
         block = block.drop_columns([name for name in (SAMPLE_ID, POSITION, ERROR) if name in block.column_names])
@@ -135,6 +137,7 @@ class CachedSamplesReader(Reader):
         accounts.count(storage_bytes=len(content))
         if self._source is not None:
             self._source.put(key, FORMAT, content)
+        # Decoded again from its bytes, so that the first epoch sees just what later ones read.
         return _sample(content)
 
 
@@ -206,6 +209,7 @@ def cached(
 
     def listed(tell: Tell = silent) -> Index:
         index = lister(tell)
+        # With a seed of its own, not the run's: later runs find the same samples.
         recipe = dataclasses.replace(inner.recipe(index, seed=0), whole=True)
         of = "\0".join((name, inner.name, str(len(index)), index.identity or ""))
         reader = CachedSamplesReader(recipe, spec, of, one_by_one=sample_timeout_s is not None)

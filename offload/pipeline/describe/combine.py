@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from offload.errors import ConfigError
 from offload.model.checks import check_count, check_mapping, check_number, check_text, shown
 from offload.pipeline.describe.pipeline import Pipeline
-from offload.pipeline.describe.sources import as_pipeline
+from offload.pipeline.describe.sources import ANY_SOURCE, as_pipeline
 from offload.pipeline.index.mixed import MixedIndex, mixed_index
 from offload.pipeline.index.source import Index, Tell, silent
 from offload.pipeline.order.shuffling import Draws
@@ -190,8 +190,8 @@ def indexed(title: str, value: Any) -> Pipeline:
             pipeline = as_pipeline(title, value)
         except ConfigError:
             raise ConfigError(
-                f"{title} takes the result of offload.image_folder, from_torch, parquet or webdataset, a ray.data.Dataset, a map-style "
-                f"torch data set, or a list of samples, found {shown(value)}."
+                f"{title} takes the result of {ANY_SOURCE}, a ray.data.Dataset, a map-style torch data set, or a list of samples, "
+                f"found {shown(value)}."
             ) from None
     dataset = pipeline.dataset
     if dataset is None:

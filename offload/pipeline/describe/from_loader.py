@@ -65,6 +65,7 @@ def from_loader(name: str, loader: DataLoader[Any]) -> Pipeline:
             "of torch to the DataLoader instead."
         )
     pipeline = _ordered(where, loader, batches.sampler)
+    # In a torchrun script, each process has a part of the batch. The Trainer's batch is the sum over all of them.
     replicas = batches.sampler.num_replicas if isinstance(batches.sampler, DistributedSampler) else 1
     return dataclasses.replace(pipeline, batch_size=batches.batch_size * replicas, drop_last=batches.drop_last)
 

@@ -34,6 +34,11 @@ from offload.pipeline.sources.webdataset import list_webdataset
 if TYPE_CHECKING:
     import ray.data
 
+SOURCES = ("image_folder", "from_torch", "parquet", "webdataset")
+"""The functions below whose samples offload lists and reads itself: their number and order are known before a pass."""
+ANY_SOURCE = f"offload.{', '.join(SOURCES[:-1])} or {SOURCES[-1]}"
+"""The sources as messages name them."""
+
 
 def image_folder(
     path: PathLike,
@@ -349,8 +354,8 @@ def as_pipeline(name: str, value: object) -> Pipeline:
     ):
         return from_torch(value)
     raise ConfigError(
-        f"datasets[{name!r}] is a {type(value).__name__}. Give the result of offload.image_folder, from_torch, parquet or "
-        "webdataset, a ray.data.Dataset, a map-style torch data set, or a list of samples."
+        f"datasets[{name!r}] is a {type(value).__name__}. Give the result of {ANY_SOURCE}, a ray.data.Dataset, a map-style torch data "
+        "set, or a list of samples."
     )
 
 

@@ -13,10 +13,11 @@ import pyarrow as pa
 
 from offload.pipeline.index.rows import IndexRows
 from offload.pipeline.order.shuffling import Draws, Groups, Ids, epoch_permutation
-from offload.pipeline.pool.packed_recipe import PackedRecipe
 
 if TYPE_CHECKING:
     import ray.data
+
+    from offload.pipeline.pool.packed_recipe import PackedRecipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,8 @@ class FeedDataset:
     def order(self, epoch: int) -> Ids:
         """The sample ids of a pass over an index, one for each position; the numbers of its units in a pass over units."""
         if self.units is not None:
+            # Units of one source are a group: shuffling reorders the sources, and the units within each, as it does
+            # with files.
             sources = self.units.column("source").to_numpy()
             return epoch_permutation(len(self.units), seed=self.seed, epoch=epoch, shuffle=self.shuffle, groups=sources)
         if self.draws is not None:
@@ -85,6 +88,7 @@ class Cores:
         """Return whether a block of this node may follow those that nobody has taken yet, ``held`` bytes by node: they may fill this share
         of the cluster's object store, and of the node's own."""
         own_bytes = self.stores.get(node, math.inf)
+        # Both limits count: a node whose own store is full spills to disk, however much room the other nodes have.
         return held.total() < share * self.store_bytes and held[node] < share * own_bytes
 
     @property

@@ -83,6 +83,8 @@ class Feed:
         self.streams, self.cores, self.handle = streams, cores, handle
         self._listener = listener or FeedListener()
         self.meters = {name: Meter(lambda: self.cores.by_node) for name in streams}
+        # The lock of a single pass is taken while this one is held, never the other way round: two threads could
+        # otherwise wait for each other.
         self.lock = threading.RLock()
         self.pace = Pace(clock)
         self._homes: dict[int, str] = {}  # the node of each rank
@@ -127,6 +129,8 @@ class Feed:
             if current is None:
                 self._start(key, request)
             else:
+                # Only the rank's own request says whether another epoch follows: the driver, which started this pass
+                # ahead, does not know.
                 current.request = request
                 if self._engine(key).exhausted(key):
                     self.issued(current)
@@ -158,6 +162,7 @@ class Feed:
         if current is None:
             return [], True
         self._note_arrived(current, rank, reach, arrived)
+        # Without the feed's lock: this call waits, and the cores need that lock for their next tasks.
         slices, over = current.next_slices(rank, want, reach, timeout_s)
         self._look()
         return slices, over
@@ -240,15 +245,18 @@ class Feed:
         """
         with self.lock:
             if number is not None:
+                # The newer call has set the cores already. This one has nothing to wait for.
                 if number < self._reshaped:
                     return True
                 self._reshaped = number
+            # A failure of the old cores says nothing about the new ones: passes that begin from now on may work.
             self.cores, self._failure = dataclasses.replace(self.cores, nodes=nodes, stores=stores), None
             for meter in self.meters.values():
                 meter.reshaped()
             surplus = [engine.reshape() for engine in self._engines]
         self._senders.end_unused()
         until = time.monotonic() + timeout_s
+        # Outside the lock: the surplus cores must be able to hand in their last blocks.
         return all(released.wait(max(until - time.monotonic(), 0.0)) for released in surplus)
 
     def starving(self) -> str:
@@ -341,6 +349,7 @@ class Feed:
             ordered=not stream.shuffle,
         )
         if self._failure is not None:
+            # Nobody would make its blocks, and its workers would wait forever.
             started.fail(self._failure)
         try:
             self._engine(key).start(started)

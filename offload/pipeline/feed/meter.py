@@ -58,6 +58,8 @@ class Meter:
         with self._lock:
             self._cache_bytes += cost.cache_bytes
             self._storage_bytes += cost.storage_bytes
+        # A block without rows has no cost per sample, and NaN (a block of Ray Data without statistics) would spoil
+        # every median.
         if not cost.rows or cost.cpu_s != cost.cpu_s:
             return
         spent = _SampleCost(
@@ -70,6 +72,7 @@ class Meter:
         )
         with self._lock:
             self._recent.append(spent)
+            # The largest, not the mean: it decides how many processes fit into a node's memory.
             self._process_bytes = max(self._process_bytes, cost.process_bytes)
             self._since_rates += 1
             if block.node:
@@ -115,6 +118,7 @@ class Meter:
             if not self._recent:
                 return {}
             cpu = [spent.cpu_s for spent in self._recent]
+            # A node without a measurement of its own counts with the usual cost.
             usual, mean = _median(cpu), float(np.mean(cpu))
             by_node = {node: _median([spent.cpu_s for spent in recent]) for node, recent in self._of_node.items()}
             wall_s = _median([spent.wall_s for spent in self._recent])

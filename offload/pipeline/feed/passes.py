@@ -19,6 +19,7 @@ from offload.pipeline.order.allot import Allotment, Share, Stripes
 from offload.pipeline.pool.losses import was_killed
 from offload.pipeline.pool.task import Block
 
+# A call that waits holds a thread of the hub. It comes back now and then, so that one of a worker that is gone ends.
 TAKE_TIMEOUT_S = 5.0
 
 Reach = Literal["any", "near", "far"]
@@ -52,6 +53,7 @@ class _RankLine:
         self.near: deque[_WaitingSlice] = deque()
         self.far: deque[_WaitingSlice] = deque()
         self.owed = 0  # lost slices that tasks are making again
+        # One lock for all lines of a pass, since a block may concern several of them.
         self.changed = threading.Condition(lock)
 
     def __bool__(self) -> bool:
@@ -59,6 +61,8 @@ class _RankLine:
 
     def pop(self, reach: Reach) -> _WaitingSlice | None:
         """The next slice within reach, taken out; None if there is none."""
+        # Near first where both will do: a far slice occupies the link for a while, and the workers fetch those ahead
+        # by other calls.
         if reach != "near" and self.far and not (reach == "any" and self.near):
             return self.far.popleft()
         return self.near.popleft() if self._holds_near(reach) else None
@@ -98,6 +102,7 @@ class _FinishedBlocks:
         else:
             return None
         self._left_early.add(number)
+        # Numbers are kept only as long as an earlier block is missing, so the set stays small in a long pass.
         while self._following in self._left_early:
             self._left_early.remove(self._following)
             self._following += 1
@@ -217,6 +222,7 @@ class Pass:
         self.finished = self.closed = False
         self.error: OffloadError | None = None
         self.held_bytes: Counter[str] = Counter()  # of blocks that no worker has taken yet, by the node that holds them
+        # Stripes need to know where the pass ends: its last, smaller batch is divided, too.
         self._allotment: Allotment | Stripes = Allotment(request.world_size, total)
         if request.batch is not None and total is not None:
             self._allotment = Stripes(request.world_size, request.batch, total)
@@ -266,6 +272,7 @@ class Pass:
     def fail(self, error: BaseException) -> None:
         """Preprocessing failed."""
         with self._lock:
+            # The first error is the cause; those that follow are often its consequences.
             self.error = self.error or as_user_error(error)
             self._wake_all()
 
@@ -344,6 +351,7 @@ class Pass:
         self._room_changed.notify_all()
 
     def _over(self, rank: int) -> bool:
+        # A lost slice that is being made again comes after the end of the tasks, so the rank must wait for it.
         return self.closed or rank in self._left or (self.finished and not self._lines[rank].owed)
 
     def wait_for_room(self, limit: float) -> bool:
@@ -365,6 +373,7 @@ class Pass:
         """Append these shares of delivered blocks to the lines of their ranks."""
         for share in shares:
             block, first = self._delivered.at(share.block)
+            # In proportion: nobody has measured the bytes of single rows.
             size = block.cost.size_bytes * share.rows // max(block.cost.rows, 1)
             piece = Slice(block.ref, share.start, share.stop, first, block.node)
             line, home = self._lines[share.rank], self._homes.get(share.rank)

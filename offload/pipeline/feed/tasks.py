@@ -100,8 +100,12 @@ class PassTasks(ABC):
 
     def __init__(self, stream: FeedDataset, current: Pass, meter: Meter, cores: Callable[[], Cores]) -> None:
         self._packed, self._pass, self._meter, self._cores = stream.recipe, current, meter, cores
+        # Only a size to aim at: adaptation may change the batch in the middle of a pass, and a block then holds parts
+        # of batches.
         self._local_batch_size = current.request.first_rows // current.request.world_size
         self._planned: deque[int] = deque()
+        # Cores finish on the pool's thread while the feed asks for more on others, so counters have a lock of their
+        # own.
         self._issued = self._unfinished = 0
         self._counting = threading.Lock()
         self._rows_under_way: Counter[str] = Counter()  # by node
@@ -137,10 +141,13 @@ class PassTasks(ABC):
         if not self._planned:
             self._plan()
         size = for_speed(self._planned.popleft(), self._meter.over_fastest(node), self._local_batch_size)
+        # A row at least, whatever the limits say: a single sample may be larger than what a node should hold.
         size = int(max(1, min(size, self._most_rows(node, size), self._rows_for(room.good_bytes))))
         cut, rows = self._cut(size, most)
         task = Task(recipe=self._packed, rows=cut, epoch=self._pass.request.epoch)
         with self._counting:
+            # Counted at once: the next core asks before this task has made anything, and must see that its link is
+            # busy.
             self._rows_under_way[node] += rows
             self._tasks_under_way[node] += 1
         return PassTask(tasks=self, task=task, number=number, node=node, rows=rows)

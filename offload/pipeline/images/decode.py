@@ -31,6 +31,7 @@ def decode_image(data: bytes) -> Image:
         import simplejpeg
 
         try:
+            # Strict: otherwise, a truncated file would give grey pixels and no error.
             pixels: Image = simplejpeg.decode_jpeg(data, colorspace="RGB", strict=True)
         except ValueError as error:
             # Not every JPEG that simplejpeg rejects is broken (harmless warnings): Pillow decides.

@@ -77,6 +77,7 @@ def decode_region(data: bytes, top: int, left: int, height: int, width: int, sca
 
     The box is in pixels of the full scale. A scaled region has the same bytes on nodes with and without TurboJPEG.
     """
+    # Edges, not sizes: neighbouring regions then meet at any scale.
     top, bottom, left, right = (round(edge / scale) for edge in (top, top + height, left, left + width))
     library = turbojpeg.library()
     header = library.header(data) if library is not None else None

@@ -121,6 +121,7 @@ class _ResizedCrop(_Planner):
     def __init__(self, step: Any, *, tensors: bool) -> None:
         super().__init__(step, tensors=tensors)
         self.rest = copy.copy(step)
+        # The crop is drawn already. A second draw would crop again, and use up random numbers.
         self.rest.get_params = _all_of
 
     def __call__(self, height: int, width: int) -> _RegionPlan:

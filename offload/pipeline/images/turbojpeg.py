@@ -75,6 +75,7 @@ class TurboJpeg:
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(self._library, name)
             function.restype, function.argtypes = result, arguments
+        # A decoder holds the state of one file.
         self._local = threading.local()
 
     def header(self, data: bytes) -> Header | None:
@@ -102,6 +103,7 @@ class TurboJpeg:
         """
         tj, decoder = self._library, self._decoder()
         block = -(-header.block // scale)
+        # Down to a multiple of the block, which the library demands for columns, but not for rows.
         x = max(left - _AROUND, 0) // block * block
         y = max(top - _AROUND, 0)
         stop_x = min(left + width + _AROUND, -(-header.width // scale))
@@ -134,6 +136,7 @@ class _Decoder:
         self.handle: int = library.tj3Init(_DECOMPRESS)
         if not self.handle:
             raise MemoryError("no memory for a JPEG decoder")
+        # Stop at a warning: the full decode decides whether the file is good, with the same words on all machines.
         library.tj3Set(self.handle, _STOP_ON_WARNING, 1)
 
     def __del__(self) -> None:

@@ -73,6 +73,7 @@ def cache(known: Known, table: pa.Table) -> None:
                 options = pa.ipc.IpcWriteOptions(compression="zstd")
                 with pa.ipc.new_file(file, table.schema, options=options) as writer:
                     writer.write_table(table)
+                # Renamed at the end: another start sees the old listing or the whole new one.
                 os.replace(file.name, path)
             except BaseException:
                 os.unlink(file.name)

@@ -54,6 +54,7 @@ class Runs:
     def runs_at(self, ids: Numbers) -> SampleRuns:
         """The runs of these samples."""
         run, lengths = self._runs_of(ids)
+        # Only these runs travel with the task, not the whole index.
         visited, which = np.unique(run, return_inverse=True)
         return SampleRuns(
             table=self.table.take(pa.array(visited)).combine_chunks(),

@@ -62,6 +62,7 @@ class OwnedFolder:
     def give(self, path: Path) -> None:
         """Rename the folder, which nobody owns any more. Raises OSError."""
         os.rename(self.path, path)
+        # From here on, the end of this process must not remove the folder.
         self._end.detach()
         self._lock.close()
         (path / _LOCK).unlink()
@@ -83,6 +84,7 @@ def remove_left(parent: Path) -> None:
         with contextlib.suppress(OSError):
             lock = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
             try:
+                # Fails while the owner lives: the kernel frees its lock only when it ends.
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.fstat(lock).st_uid == os.geteuid():
                     shutil.rmtree(path, ignore_errors=True)
@@ -143,9 +145,11 @@ class StoredRows:
         """
         asked, again = np.unique(ids, return_inverse=True)
         asked = asked.astype(np.int64)
+        # The first row of each read. Rows between near neighbours are read with them, and left out afterwards.
         begins = np.flatnonzero(np.diff(asked, prepend=-_NEAR - 1) > _NEAR)
         lengths = np.diff(begins, append=len(asked))
         first, counts = asked[begins], asked[begins + lengths - 1] + 1 - asked[begins]
+        # The place of each row in what all reads together return.
         inside = asked - np.repeat(first - np.cumsum(counts) + counts, lengths)
         with self._readable():
             near = {name: self._near(name, kind, first, counts) for name, kind in self.columns.items()}

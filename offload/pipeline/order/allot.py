@@ -48,6 +48,8 @@ class Allotment:
             if rows > sum(self._quota) - sum(self.rows):
                 raise ValueError(f"a pass of {sum(self._quota)} rows got {sum(self.rows) + rows}")
             return self._cut(block, rows, self._quota, near)
+        # Until the pass ends, any block may be one of the last, which level the ranks. As many as there are ranks are
+        # enough for that.
         self._held.append((block, rows, near))
         if len(self._held) <= len(self.rows):
             return []
@@ -59,6 +61,7 @@ class Allotment:
     def finish(self) -> list[Share]:
         """The blocks held back, cut so that all ranks get equally many rows. Empty if ``total`` is known."""
         goal = level(self.rows, sum(rows for _, rows, _ in self._held))
+        # A goal per rank, from what it has and what is left: cutting towards it never takes rows back.
         shares = [share for block, rows, near in self._held for share in self._cut(block, rows, goal, near)]
         self._held.clear()
         return shares
@@ -103,8 +106,10 @@ class Stripes:
         shares: list[Share] = []
         start = 0
         while start < rows:
+            # The place alone decides on the rank. So neither the blocks nor the order in which they are made matter.
             number, offset = divmod(self._at, self._batch)
             parts = self._whole if number < self._total // self._batch else self._last
+            # A linear search, since there are few ranks in comparison with the rows of a block.
             rank, end = 0, parts[0]
             while offset >= end:
                 rank, end = rank + 1, end + parts[rank + 1]

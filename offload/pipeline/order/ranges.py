@@ -26,6 +26,7 @@ class Ranges:
             return cls()
         if values[-1] - values[0] == values.size - 1 and (values[1:] > values[:-1]).all():
             return cls(((int(values[0]), int(values[-1]) + 1),))  # a run, as most batches are: sorting takes far longer
+        # Sorts, too.
         values = np.unique(values)
         breaks = np.flatnonzero(np.diff(values) != 1)
         starts = values[np.concatenate(([0], breaks + 1))]
@@ -63,6 +64,7 @@ class Ranges:
     def missing_from(self, n: int) -> Missing:
         """The numbers of ``range(n)`` that are not in the set."""
         inside = [(max(start, 0), min(stop, n)) for start, stop in self.pairs if stop > 0 and start < n]
+        # What lies between two ranges is missing: each one's stop begins a gap, and the next one's start ends it.
         starts, stops = [0, *(stop for _, stop in inside)], [*(start for start, _ in inside), n]
         return Missing(np.array(starts, dtype=np.int64), np.array(stops, dtype=np.int64))
 
@@ -91,6 +93,7 @@ class Missing:
     """Ascending numbers, in the space of the ranges that they form. Made by :meth:`Ranges.missing_from`."""
 
     def __init__(self, starts: Ids, stops: Ids) -> None:
+        # A range at 0, or one that ends at n, leaves an empty gap.
         some = stops > starts
         self._starts, self._stops = starts[some], stops[some]
         self._ends = np.cumsum(self._stops - self._starts)
@@ -105,6 +108,8 @@ class Missing:
             return Ranges()
         first, last = (int(np.searchsorted(self._ends, place, side="right")) for place in (start, stop - 1))
         starts, stops = self._starts[first : last + 1].tolist(), self._stops[first : last + 1].tolist()
+        # Cut the first and the last range to the wanted places. From the end in both cases, so that it also holds
+        # where they are one range.
         starts[0] = stops[0] - (int(self._ends[first]) - start)
         stops[-1] -= int(self._ends[last]) - stop
         return Ranges(tuple(zip(starts, stops, strict=True)))

@@ -51,6 +51,7 @@ def epoch_permutation(n: int, *, seed: int, epoch: int, shuffle: bool = True, gr
     ``groups`` gives, for each sample, the unit that storage reads at once (a row group, a shard). The groups then come in random
     order, and the samples within a group too, so that every group is read once.
     """
+    # The order of a billion samples is 4 GB, which the hub holds for each pass.
     kind = np.dtype(np.uint32 if n <= 2**32 else np.int64)
     if not shuffle:
         return np.arange(n, dtype=kind)
@@ -82,6 +83,8 @@ def shuffled_groups(ids: Ids, groups: NDArray[np.int64], rng: np.random.Generato
 
     It shuffles one group after the other, within the core's cache: for millions of ids that is several times faster than sorting them.
     """
+    # Most listings are in the order of their groups already, and need no sort. A stable one keeps equal orders in
+    # every run.
     if np.any(np.diff(groups) < 0):
         by_group = np.argsort(groups, kind="stable")
         ids, groups = ids[by_group], groups[by_group]
@@ -91,6 +94,7 @@ def shuffled_groups(ids: Ids, groups: NDArray[np.int64], rng: np.random.Generato
 
 def generator(seed: int, epoch: int) -> np.random.Generator:
     """The random numbers of a pass's order."""
+    # Philox, a counter-based generator: any two keys give independent streams, so (seed, epoch) needs no mixing.
     return np.random.Generator(np.random.Philox(key=np.array([seed & _MASK, epoch & _MASK], dtype=np.uint64)))
 
 
@@ -113,6 +117,7 @@ def mix(*parts: int) -> int:
         state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
         state = (state ^ (state >> 27)) * 0x94D049BB133111EB & _MASK
         state ^= state >> 31
+    # 63 bits: int64 holds it, and it is never negative.
     return state >> 1
 
 
@@ -133,6 +138,7 @@ class Draws:
         storage reads every group once.
         """
         rng = generator(seed, epoch)
+        # Divided first: the sum of very large weights would overflow.
         bounds = np.cumsum(self.weights / self.weights.max())
         # A sample of weight 0 has an empty interval, which side="right" never returns. Rounding may exceed the last bound.
         drawn = np.searchsorted(bounds, rng.random(self.number) * bounds[-1], side="right")

@@ -39,6 +39,8 @@ class UnitIds:
     @property
     def bits(self) -> int:
         """The bits of a place, and of a count."""
+        # From the high bits down: unit, count, place. Count and place get equal shares of what the unit's number
+        # leaves.
         return (BITS - max(self.units - 1, 1).bit_length()) // 2
 
     @property
@@ -63,6 +65,7 @@ class UnitIds:
         for start, stop in positions.pairs:
             unit, rest = start >> 2 * self.bits, start & (1 << 2 * self.bits) - 1
             count, first = rest >> self.bits, rest & self.most
+            # A range never spans two units: behind a unit's last place comes another count.
             last = first + stop - start
             known, pairs = by_unit.setdefault(unit, (count, []))
             if unit >= self.units or known != count or last > count:

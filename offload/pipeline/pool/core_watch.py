@@ -126,12 +126,14 @@ class CoreWatch(threading.Thread):
         """Look until the process ends."""
         while True:
             time.sleep(LOOK_S)
+            # Ray may be shutting down, or its head may be busy: the next look will tell.
             with contextlib.suppress(ray.exceptions.RayError, RuntimeError):
                 self._look()
 
     def _look(self) -> None:
         starving, reserves = self._user.starving(), self._user.reserves_cores()
         awaited = awaited_cpus() if starving or reserves else 0.0
+        # Most looks end here. The other questions concern the whole cluster, and are asked only if somebody waits.
         seen = CoreUse(now_s=time.monotonic(), starving=starving, awaited=awaited)
         if awaited:
             seen = CoreUse(

@@ -57,6 +57,7 @@ class FreeCores(Generic[C]):
     """The cores with fewer than ``most`` tasks under way, by node."""
 
     def __init__(self, most: int) -> None:
+        # A dict at the lowest level, not a set: it keeps the order in which cores became free, so all get their turn.
         self._levels: list[dict[str, dict[C, None]]] = [{} for _ in range(most)]  # by the number of tasks, then by node
         self._level_of: dict[C, tuple[int, str]] = {}
 
@@ -73,6 +74,7 @@ class FreeCores(Generic[C]):
             tasks, node = self._level_of.pop(core)
             here = self._levels[tasks][node]
             del here[core]
+            # An empty node would be looked at again with every question.
             if not here:
                 del self._levels[tasks][node]
 

@@ -16,7 +16,10 @@ def was_killed(error: BaseException | None) -> TypeGuard[BaseException]:
 
 
 def node_is_gone(error: BaseException | None) -> TypeGuard[BaseException]:
-    """Return whether a process could not start because its node is gone."""
+    """Return whether a process could not start because its node is gone.
+
+    Actors are bound to their node. Once it is gone, Ray cannot place them, which is another error than a death on a living node.
+    """
     ray = sys.modules.get("ray")
     return ray is not None and isinstance(error, ray.exceptions.ActorUnschedulableError)
 

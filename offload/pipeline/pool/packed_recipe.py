@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
@@ -11,9 +12,13 @@ import numpy as np
 
 import offload.process.ray_forks  # noqa: F401  # a transform may fork
 from offload.actors.values import Answer
+from offload.errors import FAILURES, RunError, find_offload_error
 from offload.pipeline.preprocessing.block import Scratch
+from offload.pipeline.preprocessing.environment import here
 from offload.pipeline.preprocessing.watchdog import Watch
-from offload.pipeline.program import pickling
+from offload.pipeline.preprocessing.wording import say
+from offload.pipeline.program import main_module, pickling
+from offload.pipeline.program.remedies import remedy
 
 
 class TaskOutput(Protocol):
@@ -64,8 +69,30 @@ def unpack(key: str, packed: Callable[[], np.ndarray[Any, Any]], owner: str = ""
 
 
 def loaded(packed: np.ndarray[Any, Any]) -> Any:
-    """The recipe, unpickled and prepared in this process."""
-    return pickling.loads(packed.tobytes()).ready()
+    """The recipe, unpickled and prepared in this process. Raises RunError for an error that comes from what did not travel with it."""
+    try:
+        ready = pickling.loads(packed.tobytes()).ready()
+    except FAILURES as error:
+        if find_offload_error(error) is None and (mended := remedy(error)):
+            raise RunError(
+                f"a data set raised {say(error)} when a preprocessing process unpickled it.{mended}"
+            ) from None
+        raise
+    finally:
+        _tell_problem()
+    return ready
+
+
+def _tell_problem() -> None:
+    """Print once what went wrong when this process ran the program's script again."""
+    problem = main_module.problem()
+    if problem and problem not in _told and here().number == 0:
+        sys.stderr.write(f"{problem}\n")
+        sys.stderr.flush()
+    _told.add(problem)
+
+
+_told: set[str] = set()  # problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +116,12 @@ class PackedRecipe:
         """Pack a recipe. ``put``: stores a value where the processes find it; by default, in Ray's object store."""
         classes: list[type] = []
         packed = pack(recipe, classes)
+        # By content: two runs, or two loaders, with the same recipe share one unpickled copy in each process.
         key = hashlib.blake2b(packed.tobytes(), digest_size=16).hexdigest()
         return cls(key=key, ref=(put or _put_in_ray)(packed), owner=owner, classes=tuple(classes))
 
     def __getstate__(self) -> dict[str, Any]:
+        # The classes stay here: they serve only to recognise objects that come back.
         return vars(self) | {"classes": ()}
 
     def ready(self) -> Any:

@@ -93,15 +93,19 @@ class Pool:
         self._free = FreeCores[_Core](IN_FLIGHT)
         self._refusals = Refusals()
         for node in nodes:
+            # The planned number goes along: each process learns how many there will be, as the workers of a
+            # DataLoader do.
             self._cores.append(self._new_core(node, planned=len(nodes)))
         self._again: deque[_InFlight] = deque()
         self._news: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._waiting: list[threading.Event] = []
         self._sharing: list[threading.Event] = []
+        # Written by two threads without a lock. At worst, one look too many waits in the queue.
         self._looks = False  # whether the thread's next look is still to come
         self._working: set[str] = set()  # nodes that have made a block
         self._closed = False
         self._asked = self._begun = 0  # reshapes; each counter has one writing thread
+        # Last: the thread uses everything above.
         threading.Thread(target=self._run, daemon=True, name="pool").start()
 
     def warm(self, recipe: PackedRecipe) -> None:
@@ -117,6 +121,7 @@ class Pool:
     def reshape(self, nodes: Sequence[str]) -> threading.Event:
         """Run on these nodes from now on, one core for each mention. Return an event that is set once the surplus cores have
         finished their tasks."""
+        # The caller waits for the event on its own thread: the pool's thread goes on with tasks meanwhile.
         left = threading.Event()
         self._asked += 1
         self._news.put(lambda: self._reshape(Counter(nodes), left))
@@ -135,6 +140,7 @@ class Pool:
     @property
     def runs(self) -> bool:
         """Whether any process can take a task."""
+        # A copy: the pool's thread may change the list meanwhile.
         return any(core.ready for core in tuple(self._cores))
 
     def share(self) -> threading.Event:
@@ -244,6 +250,7 @@ class Pool:
             self._free.remove(core)
 
     def _next_task(self, node: str) -> _InFlight | None:
+        # Tasks that have failed before come first: the pass may be waiting for just their blocks.
         if self._again:
             return self._again.popleft()
         assignment = self._source.next_task(node)
@@ -260,6 +267,7 @@ class Pool:
         )
 
     def _finished(self, core: _Core, in_flight: _InFlight, ref: Any, cost: Future[Cost]) -> None:
+        # The core has room again, whatever the outcome, and even if nobody wants the block.
         core.in_flight.discard(in_flight)
         self._place(core)
         if in_flight.abandoned:
@@ -267,6 +275,7 @@ class Pool:
         error = cost.exception()
         if is_dead(error):
             self._died(core, error)
+            # An actor that Ray could not place has run nothing, so its task is not suspect.
             in_flight.tries += not node_is_gone(error)
             if in_flight.tries <= RETRIES:
                 self._again.append(in_flight)
@@ -283,11 +292,14 @@ class Pool:
         self._let_go(core)
 
     def _died(self, core: _Core, error: BaseException) -> None:
+        # Each task in flight reports the same death.
         if core.dead:
             return
         self._forget(core)
         self._source.lost(core.node, error)
         gone = node_is_gone(error)
+        # No successor for a core that was to leave anyway, or that has one on its way. A process that dies again and
+        # again (a library that crashes at its import) must not be restarted forever.
         if not core.leaving and not gone and core.replaced < REPLACEMENTS and not self._follows(core):
             again = self._new_core(core.node, core.replaced + 1)
             again.instead_of = core.instead_of
@@ -315,6 +327,7 @@ class Pool:
             self._replace(core)
         staying = [core for core in self._cores if not core.leaving]
         for node in {*wanted, *(core.node for core in staying)}:
+            # Those that still start leave first, then those with the fewest tasks: they are free soonest.
             here = sorted((c for c in staying if c.node == node), key=lambda core: (core.ready, len(core.in_flight)))
             surplus = max(len(here) - wanted[node], 0)
             for core in here[:surplus]:
@@ -325,11 +338,13 @@ class Pool:
                 self._cores.append(self._new_core(node, planned=wanted.total()))
         self._working &= wanted.keys()
         self._waiting.append(left)
+        # Only after the new cores are in the list: `starting` would otherwise count neither the reshape nor its cores.
         self._begun += 1
         self._refusals.look()
         self._tell_free()
 
     def _share(self, shared: threading.Event) -> None:
+        # From now on also for replacements and for cores that a reshape adds.
         self._processes.reserves = False
         for old in [core for core in self._cores if core.reserves and not core.leaving and not self._follows(core)]:
             core = self._new_core(old.node, old.replaced)

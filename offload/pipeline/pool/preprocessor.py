@@ -42,6 +42,7 @@ class _HubReports:
         if self._hub is not None:
             with contextlib.suppress(TimeoutError, *lost_errors()):
                 self._hub.given_up.remote(self._node, what, seconds).future().result(LAST_WORDS_S)
+        # Not sys.exit: the main thread is stuck in a call that no exception interrupts.
         os._exit(GIVEN_UP)
 
     def cache_stopped(self, reason: str) -> None:
@@ -66,6 +67,7 @@ class Preprocessor:
         begin(me or Ordinal())
         keep_freed_memory()
         self._reports = _HubReports(hub, node)
+        # Its thread must run before the first call of the user's code, which may hang.
         self._watch = Watch(self._reports)
         self._watch.start()
         self._teller = Teller(hub)

@@ -54,6 +54,8 @@ class RayProcesses:
         """See :class:`Processes`."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+        # Hard: were the node gone, a soft one would put this process on another node, above the cores that are
+        # planned there.
         where = NodeAffinitySchedulingStrategy(node, soft=False)
         options = {"num_cpus": self._cpus, "runtime_env": self._runtime_env, "scheduling_strategy": where}
         return self.actor.options(**options).remote(hub, me, self.title, node)

@@ -45,6 +45,7 @@ class Scratch:
     def rows(self, name: str, rows: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Uninitialised ``(rows, *shape)`` of a dtype."""
         kept = self._kept.get(name)
+        # Memory grows and never shrinks: tasks of one data set have about the same size.
         if kept is None or len(kept) < rows or kept.shape[1:] != shape or kept.dtype != dtype:
             kept = self._kept[name] = np.empty((rows, *shape), dtype)
         return kept[:rows]
@@ -95,6 +96,7 @@ class Gather:
 
     def _left(self, name: str, column: Column, numbers: Rows | None) -> Column:
         """A column without a place."""
+        # For the rest of the task: its rows are stacked at the end instead.
         self._odd.add(name)
         return column if numbers is None else take({name: column}, numbers)[name]
 
@@ -152,6 +154,7 @@ def assemble(processed: Processed, gather: Gather, words: Words, *, whole: bool,
         columns[name] = _stacked(name, values, rows, order, words)
     if skipped:
         missing = np.array(sorted(skipped), dtype=np.int64)
+        # The place of each row: good rows first, then the skipped ones, sorted back into the order of the task.
         back = np.argsort(np.concatenate((order, missing)), kind="stable")
         fill = np.where(back < len(order), back, 0)
         columns = take(columns, fill) if len(order) else {}
@@ -159,6 +162,7 @@ def assemble(processed: Processed, gather: Gather, words: Words, *, whole: bool,
         columns[ERROR] = [skipped.get(i) for i in range(rows.num_rows)]
     columns[SAMPLE_ID] = rows.column(SAMPLE_ID).to_numpy()
     columns[POSITION] = rows.column(POSITION).to_numpy()
+    # A chunk that a resume has cut is processed as a whole, and only its untrained rows travel.
     sent = untrained(rows) if TRAINED in rows.column_names else None
     try:
         return wire.encode(columns if sent is None else take(columns, sent))

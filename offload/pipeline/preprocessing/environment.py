@@ -1,15 +1,13 @@
-"""The environment of a preprocessing process: its number, its working folder, and its use of freed memory.
+"""The environment of a preprocessing process: its number, and its use of freed memory.
 
 It needs no torch: :mod:`offload.pipeline.preprocessing.worker_role` shows the number to data sets that use torch.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import os
+import sys
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -58,38 +56,14 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):  # TypeError: CDLL(None) on Windows
         return
+    # Larger buffers would be mapped and unmapped one by one, whatever the other threshold says.
     mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD)
     mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
-@dataclass(frozen=True)
-class WorkingFolder:
-    """The working folder of a program, whose paths may be relative to it: Ray's processes run where Ray was started.
-
-    A process enters it as it unpickles it, if there is such a folder on its node. A recipe pickles it before the data set, whose own
-    unpickling may open files.
-    """
-
-    path: str
-
-    @classmethod
-    def here(cls) -> WorkingFolder:
-        """This process's."""
-        try:
-            return cls(os.getcwd())
-        except FileNotFoundError:  # it has been removed
-            return cls("")
-
-    def enter(self) -> None:
-        """Enter it."""
-        with contextlib.suppress(OSError):
-            os.chdir(self.path)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _entered, (self.path,)
-
-
-def _entered(path: str) -> WorkingFolder:
-    folder = WorkingFolder(path)
-    folder.enter()
-    return folder
+def hold_to_one_core() -> None:
+    """Limit this process's libraries to one thread: the other cores have processes of their own."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
+    if (cv2 := sys.modules.get("cv2")) is not None:
+        cv2.setNumThreads(0)

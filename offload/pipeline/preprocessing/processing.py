@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from offload.errors import RunError
+from offload.errors import FAILURES, RunError
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID, Columns, take
 from offload.pipeline.index.mixed import in_parts
 from offload.pipeline.index.rows import Picked, as_table
@@ -23,8 +23,9 @@ from offload.pipeline.index.source import Samples, nowhere
 from offload.pipeline.order.chunks import CHUNK
 from offload.pipeline.order.shuffling import mix
 from offload.pipeline.preprocessing.block import Gather, Processed, Scratch, assemble
+from offload.pipeline.preprocessing.environment import hold_to_one_core
 from offload.pipeline.preprocessing.randomness import Drawn, loaded_libraries, seed_generators
-from offload.pipeline.preprocessing.recipe import Recipe, hold_to_one_core
+from offload.pipeline.preprocessing.recipe import Recipe
 from offload.pipeline.preprocessing.transform import (
     _BrokenRow,
     _check_annotated,
@@ -36,7 +37,8 @@ from offload.pipeline.preprocessing.transform import (
     transform,
 )
 from offload.pipeline.preprocessing.watchdog import NoReports, SampleTimeoutError, Watch
-from offload.pipeline.preprocessing.wording import FAILURES, say
+from offload.pipeline.preprocessing.wording import say
+from offload.pipeline.program.remedies import remedy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +87,7 @@ def _processed(
     gather = Gather(rows.num_rows, scratch)
     reader.begin_pass(recipe.seed, epoch)
     reader.begin(rows, epoch)
+    # Where a chunk ends. Calls may span several chunks, but never end within one.
     ends = np.append(np.flatnonzero(np.diff(positions // CHUNK)) + 1, len(positions))
     start = 0
     # Since the first rows without seeds. The task looks once, at its end: a look costs as much as transforming hundreds of light rows.
@@ -156,6 +159,7 @@ def _transform_good(
         )
     except _BrokenRow as error:
         raise _BrokenRow(int(good[error.row]), error.reason) from None
+    # From these sizes follows how many rows the next call gets.
     recipe.calls.nbytes += _nbytes(columns) + _nbytes(transformed)
     return good, transformed, samples.errors
 
@@ -173,8 +177,8 @@ def _check_read(recipe: Recipe, chunk: pa.Table, samples: Samples) -> None:
     if samples.errors and recipe.on_error == "raise":
         row = min(samples.errors)
         reason = samples.errors[row]
-        remedy = _REMEDY_STORAGE if any(code in reason for code in _OF_STORAGE) else _REMEDY_SKIP
-        raise RunError(f"{recipe.words.sample(chunk, row)} is unusable: {reason}. {remedy}")
+        advice = _REMEDY_STORAGE if any(code in reason for code in _OF_STORAGE) else _REMEDY_SKIP
+        raise RunError(f"{recipe.words.sample(chunk, row)} is unusable: {reason}. {advice}")
 
 
 class _CurrentRow:
@@ -184,6 +188,7 @@ class _CurrentRow:
         self.row: int | None = None
         self._recipe, self._chunk, self._watch = recipe, chunk, watch
         deadline_s = recipe.sample_timeout_s
+        # Until the reader names a row, only the deadline of all rows together can be told.
         whole_s = None if deadline_s is None else deadline_s * chunk.num_rows
         watch.doing(lambda: f"reading {recipe.words.sample(chunk, None)}{recipe.words.of}", whole_s)
 
@@ -216,8 +221,11 @@ def _attempt_read(recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch) -> 
         if recipe.on_error == "skip":
             # Perhaps no row fails any more: storage recovers, and augmentation draws other numbers.
             return _read_one_by_one(recipe, chunk, epoch, watch, {})
+        # Read again one by one, only to name the culprit.
         row = _find_row(lambda i: reader.read(chunk.slice(i, 1), nowhere), chunk.num_rows)
-        raise RunError(f"reading {recipe.words.sample(chunk, row)} raised {say(error)}. {_REMEDY_SKIP}") from None
+        raise RunError(
+            f"reading {recipe.words.sample(chunk, row)} raised {say(error)}.{remedy(error)} {_REMEDY_SKIP}"
+        ) from None
 
 
 _OF_STORAGE = tuple(

@@ -34,12 +34,15 @@ def held_by(transform: Any) -> Held:
     todo = [transform]
     while todo and len(seen) < _MOST:
         value = todo.pop()
+        # Data holds no generators, and is most of what there is to look at.
         if isinstance(value, _DATA) or id(value) in seen:
             continue
         seen[id(value)] = value
         if _is_generator(value):
             generators.append(value)
         else:
+            # Depth first, and each object's parts in their order. So every process finds the same generators in the
+            # same order.
             todo += reversed(list(_within(value)))
     return tuple(generators)
 
@@ -47,6 +50,7 @@ def held_by(transform: Any) -> Held:
 def seed_held(generators: Held, seed: int) -> None:
     """Seed each with numbers of its own."""
     for number, generator in enumerate(generators):
+        # Different seeds, or two generators of one transform would draw equal numbers.
         own = mix(seed, number)
         if isinstance(generator, np.random.Generator):
             generator.bit_generator.state = type(generator.bit_generator)(own).state
@@ -75,6 +79,7 @@ def _state(generator: Any) -> Any:
 
 def _is_generator(value: Any) -> bool:
     if isinstance(value, random.Random):
+        # The global one is seeded anyway, and the system's cannot be.
         return not isinstance(value, random.SystemRandom) and value is not random._inst
     if isinstance(value, np.random.RandomState):
         return value is not np.random.mtrand._rand

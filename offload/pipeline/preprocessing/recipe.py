@@ -9,17 +9,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
-import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
-from offload.errors import RunError
+from offload.errors import FAILURES, RunError
 from offload.pipeline.blocks.wire import SAMPLE_ID
 from offload.pipeline.index.source import Reader
 from offload.pipeline.order.chunks import Calls
-from offload.pipeline.preprocessing.environment import WorkingFolder
+from offload.pipeline.preprocessing.environment import hold_to_one_core
 from offload.pipeline.preprocessing.randomness import Held, held_by
-from offload.pipeline.preprocessing.wording import FAILURES, Words, say
+from offload.pipeline.preprocessing.wording import Words, say
+from offload.pipeline.program.surroundings import Program
 
 OnError = Literal["raise", "skip"]
 Kind = Literal["none", "batch", "sample", "image", "generator"]
@@ -30,16 +31,17 @@ Kind = Literal["none", "batch", "sample", "image", "generator"]
 class Recipe:
     """Everything that a task needs besides its rows.
 
-    ``folder``: the program's, which must be the first field. ``transform`` may be a class; the process that runs it then constructs it.
+    ``program``: its surroundings, which must be the first field: a process unpickles the others in them. ``transform`` may be a class; the
+    process that runs it then constructs it.
     ``dataset``: the data set's name, for messages.
     ``sample_timeout_s``: the longest time that a sample may take. ``whole``: samples travel as they are, not as columns
     (:mod:`offload.pipeline.blocks.whole_samples`). ``seeded_by``: the column of index rows whose number seeds a sample's random numbers; it
     is the position if a pass draws samples repeatedly. ``parts``: the recipes of the data sets that were mixed, if any, and
     ``part_names`` their names. ``calls``: the size of the reader's and the transform's calls. ``held``: the generators
-    of random numbers that the transform holds, once it is ready.
+    of random numbers that the transform holds, once it is ready. ``setup``: the user's function, which each process calls before all else.
     """
 
-    folder: WorkingFolder = field(default_factory=WorkingFolder.here)
+    program: Program = field(default_factory=Program.here)
     transform: Any
     kind: Kind
     seed: int
@@ -53,6 +55,7 @@ class Recipe:
     part_names: tuple[str, ...] = ()
     calls: Calls = field(default_factory=Calls)
     held: Held = ()
+    setup: Callable[[], object] | None = None
 
     @property
     def words(self) -> Words:
@@ -69,8 +72,10 @@ class Recipe:
     def ready(self) -> Self:
         """Prepare this recipe in this process: construct the transform, import its libraries and limit them to one thread.
 
-        Raises RunError for a transform class, or a factory of a data set, that raises.
+        Raises RunError for a ``setup``, a transform class, or a factory of a data set that raises.
         """
+        if self.setup is not None:
+            self._set_up(self.setup)
         transform = self.transform
         if isinstance(transform, type):
             try:
@@ -89,8 +94,19 @@ class Recipe:
             calls.fix()
         parts = tuple(part.ready() for part in self.parts)
         for part in parts:
+            # Parts share the rows of a call, so none of them may change its size.
             part.calls.fix()
         return dataclasses.replace(self, transform=transform, parts=parts, calls=calls, held=held_by(transform))
+
+    def _set_up(self, setup: Callable[[], object]) -> None:
+        try:
+            setup()
+        except FAILURES as error:
+            name = getattr(setup, "__qualname__", type(setup).__name__)
+            raise RunError(
+                f"setup ({name}) raised {say(error)} on a preprocessing process. Correct it: each process calls it without arguments, "
+                "before its first sample."
+            ) from None
 
 
 def _name(transform: Any, kind: Kind) -> str:
@@ -104,15 +120,8 @@ def _import_ahead(transform: Any) -> None:
     nor limited to one core."""
     function = transform if hasattr(transform, "__code__") or transform is None else type(transform).__call__
     names = getattr(getattr(function, "__code__", None), "co_names", ())
+    # Those whose random numbers and threads are set here.
     for library in ("torch", "cv2"):
         if any(name.split(".")[0] == library for name in names):
             with contextlib.suppress(ImportError):  # the transform's own import raises a better error
                 importlib.import_module(library)
-
-
-def hold_to_one_core() -> None:
-    """Limit this process's libraries to one thread: the other cores have processes of their own."""
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.set_num_threads(1)
-    if (cv2 := sys.modules.get("cv2")) is not None:
-        cv2.setNumThreads(0)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from offload.errors import RunError
+from offload.errors import FAILURES, RunError
 from offload.pipeline.blocks.values import annotation
 from offload.pipeline.blocks.whole_samples import CONTENTS, SAMPLES
 from offload.pipeline.blocks.wire import ERROR, POSITION, SAMPLE_ID, Columns, is_pillow, take
@@ -22,7 +22,8 @@ from offload.pipeline.order.shuffling import mix
 from offload.pipeline.preprocessing.randomness import Drawn, seed_generators
 from offload.pipeline.preprocessing.recipe import Recipe
 from offload.pipeline.preprocessing.watchdog import NoReports, SampleTimeoutError, Watch
-from offload.pipeline.preprocessing.wording import FAILURES, say
+from offload.pipeline.preprocessing.wording import say
+from offload.pipeline.program.remedies import remedy
 
 
 class _BrokenRow(Exception):
@@ -92,7 +93,7 @@ def transform(
         row = _find_row(lambda i: _call(recipe, take(columns, [i]), numbers[i : i + 1], epoch), len(ids))
         raise RunError(
             f"the transform {recipe.words.transform} raised {say(error)} on {recipe.words.sample(chunk, row, ids)}. "
-            f"{_what_it_gets(recipe, columns, error)}Correct the transform, or leave such samples out of the source."
+            f"{_what_it_gets(recipe, columns, error)}Correct the transform, or leave such samples out of the source.{remedy(error)}"
         ) from None
     for name, column in out.items():
         try:
@@ -144,6 +145,7 @@ def _call(
 ) -> Columns:
     if recipe.kind == "batch":
         begins(None)
+        # By the first sample: a chunk always begins with the same one.
         with _seeded(recipe, epoch, int(numbers[0]), 2):
             return _checked(recipe.transform(dict(columns)))
     transformed: dict[str, list[Any]] = {}

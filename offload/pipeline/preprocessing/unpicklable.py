@@ -9,10 +9,13 @@ import dis
 import functools
 import types
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from offload.pipeline.preprocessing.recipe import Recipe
 from offload.pipeline.program.pickling import travels
 from offload.pipeline.program.pickling_names import is_by_value
+
+if TYPE_CHECKING:
+    from offload.pipeline.preprocessing.recipe import Recipe
 
 DEEPEST = 6  # attributes of attributes to look into
 MOST_ITEMS = 1000  # items of a list to look into
@@ -21,7 +24,7 @@ MOST_ITEMS = 1000  # items of a list to look into
 def obstacle(recipe: Recipe, error: BaseException) -> str:
     """What of a recipe, which raised ``error``, cannot be pickled, and the remedy. Two sentences."""
     for part in (recipe, *recipe.parts):
-        if (reason := used((part.reader, part.transform), error)) is not None:
+        if (reason := used((part.reader, part.transform, part.setup), error)) is not None:
             return reason
         dataset = None if part.reader is None else part.reader.pickled_dataset
         if dataset is not None and not travels(dataset):

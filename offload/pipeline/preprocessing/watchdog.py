@@ -63,6 +63,7 @@ class Watch:
 
     def doing(self, what: Callable[[], str], deadline_s: float | None = None) -> None:
         """Note that the process begins ``what``, which should end within ``deadline_s``."""
+        # A single assignment, which needs no lock: this happens for every sample.
         self._doing = _Doing(what, deadline_s, self._now())
 
     def idle(self) -> None:
@@ -92,6 +93,7 @@ class Watch:
 
     def _interrupt(self, signum: int, frame: object) -> None:
         doing = self._doing
+        # The call may have ended just before the signal came. Its successor must not pay for it.
         if doing is not None and doing.interrupted:
             raise SampleTimeoutError
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
 from offload.pipeline.blocks.wire import SAMPLE_ID
 from offload.uncaught import LIBRARIES
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +51,6 @@ class Words:
         if self.transform:
             return f"{before}returned by the transform {self.transform}"
         return "" if before else "of the data set"
-
-
-FAILURES = (Exception, SystemExit)
-"""Errors of the user's code: a process that exits would lose other samples too."""
 
 
 def say(error: BaseException) -> str:

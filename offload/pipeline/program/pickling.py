@@ -5,6 +5,7 @@ process would inherit, or find under their names. Here, these travel, too:
 
 * a module of any class, such as ``torch.backends.cudnn`` or one that loads lazily, by its name;
 * a constant without state that a module holds, such as ``dataclasses.MISSING``, by its name, so that ``is`` holds;
+* functions and classes of a module that the program has loaded by its path, by value;
 * a class that its module holds under another path than its name says, such as a named tuple in the body of a class, by that path;
 * functions of the script with a cache, and other objects that pickle would look up in the script, by value;
 * an object that cannot be pickled and that an importable module holds, such as a library's console, by its name;
@@ -32,8 +33,10 @@ import cloudpickle
 import numpy as np
 from cloudpickle import cloudpickle as trackers
 
+from offload.pipeline.program import main_module
 from offload.pipeline.program.pickling_names import (
     Rule,
+    adopt_loaded_by_path,
     adopt_registrations,
     attribute,
     held,
@@ -138,7 +141,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it ships no types
             return self._class
         if kind is types.FunctionType:
             return self._function
-        if kind is not types.ModuleType and issubclass(kind, types.ModuleType):
+        if kind is types.ModuleType:
+            return self._module
+        if issubclass(kind, types.ModuleType):
             return reduce_module
         if kind is np.memmap:
             return reduce_map
@@ -146,13 +151,19 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it ships no types
             return reduce_scripted
         return RULES.get(kind) or rule_for_constants(kind)
 
+    def _module(self, obj: types.ModuleType) -> Any:
+        adopt_loaded_by_path(obj.__name__)
+        return super().reducer_override(obj)
+
     def _function(self, obj: types.FunctionType) -> Any:
+        adopt_loaded_by_path(obj.__module__)
         reduced = super().reducer_override(obj)
         if reduced is not NotImplemented:
             self.by_value.append(obj)
         return reduced
 
     def _class(self, obj: type) -> Any:
+        adopt_loaded_by_path(obj.__module__)
         reduced = super().reducer_override(obj)
         if _makes_a_class(reduced) and (place := place_of_class(obj)) is not None:
             return attribute, place
@@ -246,10 +257,10 @@ def _content_of(kind: type) -> bytes | None:
 
 
 def _put_into_main(script: Mapping[str, Any]) -> None:
-    """Give this process's ``__main__`` the script's functions and classes. Names that it has of its own stay."""
+    """Give this process's ``__main__`` the script's functions and classes. Names that it has of its own stay, unless it is the script."""
     main = sys.modules["__main__"]
     for name, value in script.items():
-        if name in _of_the_script or not hasattr(main, name):
+        if name in _of_the_script or main.__name__ == main_module.NAME or not hasattr(main, name):
             _of_the_script.add(name)
             setattr(main, name, value)
 

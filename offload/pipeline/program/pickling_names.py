@@ -19,6 +19,7 @@ from typing import Any
 import cloudpickle
 
 from offload.errors import RunError
+from offload.pipeline.program import main_module
 
 Place = tuple[str, str]
 """The name of a module, and the path of an attribute in it: ``"torch.utils.data", "Dataset"``."""
@@ -34,9 +35,41 @@ def adopt_registrations() -> None:
             cloudpickle.register_pickle_by_value(sys.modules[name])
 
 
+def adopt_loaded_by_path(name: Any) -> None:
+    """Send by value also this module, if the program has loaded it by its path: under its name, other processes would find none."""
+    module = sys.modules.get(name) if isinstance(name, str) else None
+    if module is None or module in _looked_up:
+        return
+    _looked_up.add(module)
+    spec = getattr(module, "__spec__", None)
+    # A package may give a module a second name, which its import sets up in other processes, too: its specification keeps the first.
+    if spec is None or spec.name != name or not spec.has_location or name in ("__main__", main_module.NAME):
+        return
+    if is_by_value(name) or _found(name) == spec.origin:
+        return
+    cloudpickle.register_pickle_by_value(module)
+
+
+_looked_up: weakref.WeakSet[types.ModuleType] = weakref.WeakSet()
+
+
+def _found(name: str) -> str | None:
+    """The file of the module that an import of this name would find; None if it would find none."""
+    parent = name.rpartition(".")[0]
+    path = getattr(sys.modules.get(parent), "__path__", None) if parent else None
+    if parent and path is None:
+        return None
+    for finder in sys.meta_path:
+        with contextlib.suppress(Exception):  # libraries add finders of their own
+            spec = finder.find_spec(name, path)
+            if spec is not None:
+                return spec.origin
+    return None
+
+
 def is_by_value(name: str) -> bool:
     """Return whether functions and classes of this module travel by value, since other processes cannot import it."""
-    if name not in sys.modules or name in ("__main__", "__mp_main__"):
+    if name not in sys.modules or name in ("__main__", main_module.NAME):
         return True
     parts = name.split(".")
     by_value: set[str] = cloudpickle.list_registry_pickle_by_value()

@@ -121,6 +121,7 @@ def encode_dataset(
     dataset.context.raise_original_map_exception = True  # Ray's own error only says that a function failed
     options = dataset.context.execution_options
     limits = options.resource_limits
+    # The rest of the object store holds blocks that wait for workers.
     options.resource_limits = limits.copy(object_store_memory=min(limits.object_store_memory, store_bytes))
     encoded = dataset.map_batches(
         _encode,  # type: ignore[arg-type]  # a block is Arrow's or pandas'

@@ -39,6 +39,7 @@ def numpy_batches(
                     continue
                 yield _joined(held)
                 held = []
+            # Whole batches within one chunk are views. Only those across two chunks need a copy.
             last = len(chunk) - (len(chunk) - first) % size
             yield from _whole_batches(chunk, first, last, size)
             if last < len(chunk):

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from offload.errors import RunError
+from offload.errors import FAILURES, RunError
 from offload.pipeline.blocks.values import own_column
 from offload.pipeline.blocks.wire import Column, Columns, as_array, common_dtype, listed, parts_of_columns, take, typed
 from offload.pipeline.index.source import Samples
 from offload.pipeline.order.shuffling import mix
 from offload.pipeline.preprocessing.block import Gather, Scratch
 from offload.pipeline.preprocessing.randomness import seed_generators
-from offload.pipeline.preprocessing.wording import FAILURES, say
+from offload.pipeline.preprocessing.wording import say
 
 if TYPE_CHECKING:
     from offload.pipeline.raydata.runner import Chain, Runner
@@ -76,6 +76,7 @@ class UnitMaker:
                     f"{runner.chain} raised {say_cause(error)} on {name}. Correct the step, leave such rows out, or pass "
                     'on_error="skip" to count them, list them in the run directory and go on.'
                 ) from None
+            # Only now: a step that gets single rows is far slower, and may see other batches.
             columns, count, errors = _row_by_row(runner, unit, place, mix(seed, epoch, number, 6))
         else:
             columns = pieces.joined()

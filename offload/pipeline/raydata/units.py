@@ -92,6 +92,7 @@ class UnitRecipe:
         """Return the block of these units, as :func:`offload.pipeline.preprocessing.processing.process` does for index rows."""
         orders = rows.to_pylist()
         labels = [order["label"] for order in orders]
+        # One after the other: without a transform, a unit's own memory is free again before the next one is made.
         coming: Iterable[_Unit] = (self._make(order, epoch, watch) for order in orders)
         if self.inner.kind == "none":
             block = self._untransformed(orders, coming, _MadeUnits(labels, []), epoch, scratch)
@@ -165,9 +166,11 @@ class UnitRecipe:
         count = unit.samples.count
         rows = np.arange(count, dtype=np.int64)
         if self.shuffle:
+            # The number 5 sets this use of the seed apart: others seed the unit's steps and its samples.
             rows = generator(mix(self.inner.seed, unit.number, 5), epoch).permutation(count).astype(np.int64)
         places = np.arange(count, dtype=np.int64)
         if unit.done.pairs:
+            # Whole chunks, since only these draw the same random numbers again.
             places = whole_chunks(unit.done.missing_from(count).between(0, count), count).numbers()
         rows = rows[places] if unit.done.pairs else rows
         table = pa.table(

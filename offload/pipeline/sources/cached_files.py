@@ -36,6 +36,7 @@ class CachedFiles:
         self._tried = False
 
     def __getstate__(self) -> dict[str, Any]:
+        # Each process opens the cache of its own node.
         return {**self.__dict__, "_opening": None, "_source": None, "_tried": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -55,6 +56,7 @@ class CachedFiles:
         known = version if version is not None else self._now(path)
         if source is None or known is None:
             return _counted(fetch())
+        # Without the version: a new version of a file takes the place of the old one.
         key = _digest(self._storage, path, part)
         if (content := source.get(key, known)) is None:
             with source.alone(key):

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from offload.errors import ConfigError, RunError
+from offload.errors import FAILURES, ConfigError, RunError
 from offload.model.checks import shown
 from offload.pipeline.blocks.values import annotated_parts, own
 from offload.pipeline.blocks.whole_samples import SAMPLES
@@ -24,7 +24,8 @@ from offload.pipeline.blocks.wire import Column, UnsendableError, as_array, is_p
 from offload.pipeline.index.rows import Runs
 from offload.pipeline.index.source import At, Index, Reader, Samples, nowhere
 from offload.pipeline.preprocessing.environment import here
-from offload.pipeline.preprocessing.wording import FAILURES, say
+from offload.pipeline.preprocessing.wording import say
+from offload.pipeline.program.remedies import remedy
 
 DEFAULT_COLUMNS = ("image", "label")
 MOST_SAMPLES = 2**32  # 32 GiB of numbers; the largest image data sets have a tenth of these samples
@@ -363,6 +364,6 @@ class FactoryReader(Reader):
             except FAILURES as error:
                 raise RunError(
                     f"from_torch({factory_name(self.factory)}) raised {type(error).__name__}: {error} on a preprocessing process. "
-                    "Correct it: it worked on the driver, and every node must reach the same files."
+                    f"Correct it: it worked on the driver, and every node must reach the same files.{remedy(error)}"
                 ) from None
         return self._reader

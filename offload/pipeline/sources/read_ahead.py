@@ -54,6 +54,7 @@ class ReadAhead(Generic[Place, Content]):
 
     def get(self, place: Place) -> Content:
         """The content of a place. A place out of turn, such as one that is read again, is read right here."""
+        # A list, since few are under way, and the wanted one is almost always the first.
         if place not in [known for known, _ in self._under_way]:
             return self._read(place)
         while (head := self._under_way.popleft())[0] != place:
@@ -76,9 +77,11 @@ class ReadAhead(Generic[Place, Content]):
     def _request(self) -> None:
         """Request more files, up to the limits."""
         mean = self._bytes / self._files if self._files else 0.0
+        # Two at least, however large files are: one that is being used and one that comes.
         most = self._at_first if not mean else max(2, min(REQUESTS, int(BUFFERED_BYTES / mean)))
         while self._coming and len(self._under_way) < most:
             if self._threads is None:
+                # In the process that reads, at its first file: threads do not travel with a pickled reader.
                 self._threads = ThreadPoolExecutor(REQUESTS, thread_name_prefix="read-ahead")
             place = self._coming.popleft()
             self._under_way.append((place, self._threads.submit(self._read, place)))

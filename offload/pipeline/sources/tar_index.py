@@ -262,6 +262,7 @@ def _indexed(fs: pafs.FileSystem, shard: pafs.FileInfo, path: str) -> dict[str, 
     for line in rest.splitlines():
         fields = line.split(" ")
         key = _split(fields[3])[0] if len(fields) > 3 else ""
+        # A key that comes again means that a sample's files do not follow one another, which this format cannot say.
         if len(fields) % 4 or not key or key in samples:
             return None
         members = samples.setdefault(key, {})

@@ -93,6 +93,7 @@ def walk_remote(fs: pafs.FileSystem, root: str, hand_over: HandOver) -> None:
     """
     files: list[pafs.FileInfo] = []
     folders = [root]
+    # Level by level, until there are enough folders to list them in parallel.
     while 0 < len(folders) < SEVERAL:
         entries = fs.get_file_info(pafs.FileSelector(folders.pop(0)))
         folders += [info.path for info in entries if info.type == pafs.FileType.Directory]

@@ -61,10 +61,12 @@ def speed_up(first: Story, other: Story) -> SpeedUp | None:
     a, b = (np.log(batch_rates(story.records.intervals)) for story in (first, other))
     if not (len(a) and len(b)):
         return SpeedUp(ratio=ratio, low=None, high=None)
+    # Welch's interval, since two runs need not vary equally.
     va, vb = float(np.var(a, ddof=1)) / len(a), float(np.var(b, ddof=1)) / len(b)
     middle = float(np.mean(b) - np.mean(a))
     if va + vb <= 0:
         return SpeedUp(ratio=ratio, low=math.exp(middle), high=math.exp(middle))
+    # The Welch–Satterthwaite equation.
     freedom = (va + vb) ** 2 / (va**2 / (len(a) - 1) + vb**2 / (len(b) - 1))
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * math.sqrt(va + vb)
     # The ratio comes from the same batches as its interval. From all intervals, it could lie outside.

@@ -84,6 +84,7 @@ class RunModel:
             None if None in usd else math.fsum(n * u for n, u in zip(nodes.values(), usd, strict=True) if u is not None)
         )
         try:
+            # Only the ratio comes from the model, so that its constant errors cancel.
             ratio = self._input(nodes) / self._input(self.now)
         except (ConfigError, ZeroDivisionError):
             return None

@@ -77,6 +77,7 @@ class Progress:
             passes={str(name): int(ended) for name, ended in dict(state.get("passes", {})).items()},
             step=int(state["step"]),
             samples=int(state["samples"]),
+            # Older checkpoints lack it. Their batches were fixed, so each sample was worth one.
             useful=float(state.get("useful", state["samples"])),
             seconds=float(state.get("seconds", 0.0)),
             stopped=bool(state.get("stopped", False)),

@@ -88,6 +88,7 @@ def to_plain(value: Any, where: str, tensor: Callable[[torch.Tensor], torch.Tens
     kind = type(value)
     if kind in _LEAVES:
         return value
+    # Exact types: a subclass may hold more than its values.
     if kind in _TENSORS or is_part(value):
         return tensor(value)
     if kind is list or kind is tuple:
@@ -104,6 +105,7 @@ def to_plain(value: Any, where: str, tensor: Callable[[torch.Tensor], torch.Tens
         return {TAG: kind.__name__, "content": to_plain(_CONVERTED[kind][0](value), where, tensor)}
     if isinstance(value, np.ndarray):
         return _plain_array(value, where)
+    # NumPy's numbers become Python's where nothing is lost. Times and others keep their type, as an array of one.
     if isinstance(value, np.generic) and not isinstance(value, np.void):
         item = value.item()
         if type(item) in (*_LEAVES, bytes, complex) and value.dtype.kind not in "mM":

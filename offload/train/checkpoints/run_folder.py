@@ -135,6 +135,7 @@ class RunFolder:
         if _time_of(name) is not None:
             if CHECKSUMS_FILE in sizes and self._fits(name, sizes):
                 state = "whole"
+            # Only what holds nothing but our own files may be removed later.
             elif sizes.keys() <= OWN_FILES:
                 state = "damaged" if CHECKSUMS_FILE in sizes else "unfinished"
         return Found(name=name, files=frozenset(sizes), state=state)
@@ -177,6 +178,7 @@ class RunFolder:
     def put(self, name: str, files: Path) -> None:
         """Copy a checkpoint's files from a local folder. It counts once this returns."""
         self.fs.create_dir(self.path_of(name), recursive=True)
+        # The checksums last: a checkpoint counts once they are there.
         for file in sorted((path.name for path in files.iterdir()), key=lambda file: file == CHECKSUMS_FILE):
             persistent(partial(self._copy, pafs.LocalFileSystem(), str(files / file), f"{name}/{file}"))
 
@@ -196,6 +198,7 @@ class RunFolder:
         """Remove a checkpoint. From the first moment on, it no longer counts."""
         with contextlib.suppress(FileNotFoundError):
             if self.fs.get_file_info(f"{self.path_of(name)}/{CHECKSUMS_FILE}").type == pafs.FileType.File:
+                # First of all: a folder that is half removed must not look like a checkpoint.
                 self.fs.delete_file(f"{self.path_of(name)}/{CHECKSUMS_FILE}")
             self.fs.delete_dir(self.path_of(name))
 

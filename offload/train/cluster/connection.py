@@ -116,6 +116,7 @@ def connected_as_library(address: str | None) -> Iterator[ConnectedCluster]:
         _check_is_ours(address)
     with ExitStack() as stack:
         with handled() as interrupts:
+            # The handlers stay only until Ray has started: the program's own are its own business.
             ours = stack.enter_context(_opened(address, interrupts))
         yield _describe(ours=ours)
 
@@ -276,6 +277,8 @@ def _join(address: str, interrupts: Interrupts) -> None:
     except _REFUSALS as error:
         raise _cannot_join(address, error) from None
     try:
+        # Joining succeeds even where tokens differ or all CPUs are taken. Only a task shows whether the cluster works
+        # for this program.
         ray.get(_answer.remote(), timeout=ANSWER_TIMEOUT_S)
     except (ray.exceptions.GetTimeoutError, ray.exceptions.RayError) as error:
         _shut_down(None)

@@ -54,6 +54,7 @@ class Holdings:
     ) -> Any:
         """A placement group of these bundles. ``selectors``: one label selector, which the node of every bundle must meet, or none."""
         name = f"offload-room-{secrets.token_hex(8)}"
+        # Noted before it exists: an interrupt may come right behind its creation.
         self._groups[name] = None
         labels = {"bundle_label_selector": [dict(selectors[0])] * len(bundles)} if selectors else {}
         group = placement_group([dict(bundle) for bundle in bundles], strategy=strategy, name=name, **labels)
@@ -69,6 +70,7 @@ class Holdings:
     def release(self) -> None:
         """End all actors and remove all placement groups, including those that the actors created. It may be called again after an
         interrupt."""
+        # The newest first, in case it depends on an older one.
         for name in reversed(list(self._actors)):
             with contextlib.suppress(*_GONE):
                 actor = ray.get_actor(name, namespace=NAMESPACE)

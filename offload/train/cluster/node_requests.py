@@ -48,6 +48,7 @@ class NodeRequests:
         room = self._room()
         for bundle in self._groups.keys() | missing.keys():
             groups = self._groups.setdefault(bundle, [])
+            # A granted group has done its work: the node is here. Kept, it would hold room that workers need.
             granted = [group for group in groups if group.id.hex() in room]
             waiting = [group for group in groups if group.id.hex() not in room]
             count = min(missing.get(bundle, 0), MOST_WAITING)

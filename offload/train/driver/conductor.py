@@ -79,6 +79,7 @@ def _cluster_seen(platform: Platform, cluster: ConnectedCluster) -> ClusterSeen:
 def _beside(platform: Platform, requests: HeldRequests, cluster: ConnectedCluster) -> ConnectedCluster:
     """The cluster a moment later, with the resources that programs other than ``requests`` hold."""
     while True:
+        # What the requests hold is read before and after: both lists must describe the same moment.
         ours = requests.held()
         time.sleep(LOOK_S)  # Ray reports free resources later than held ones
         cluster = dataclasses.replace(cluster, whole=platform.nodes(), held=platform.held_by_others(ours))
@@ -130,6 +131,7 @@ class Conductor:
         self.fleet = fleet
         self._hub, self._obey, self._requests, self._tell, self._now = hub, obey, requests, tell, now
         self._free, self._held = free, held
+        # Reentrant: `look` handles several events in one go.
         self._lock = threading.RLock()
         self._making_room: tuple[int, Pending[bool]] | None = None
         self._do(first)
@@ -152,6 +154,8 @@ class Conductor:
             self.handle(
                 ClusterSeen(now_s=self._now(), nodes=nodes, leaving=frozenset(leaving), silent=tuple(sorted(silent)))
             )
+            # Also if the surplus cores did not finish in time: the workers must not wait longer than that for a stuck
+            # task.
             if self._making_room is not None and self._making_room[1].done():
                 number, self._making_room = self._making_room[0], None
                 self.handle(RoomMade(number=number))
@@ -195,6 +199,7 @@ class Conductor:
 
     def _reshape(self, action: Reshape) -> None:
         pending = self._hub.reshape(action.nodes, action.stores, action.timeout_s, action.number)
+        # Each reshape replaces the one before it, whose answer nobody waits for any more.
         self._making_room = (action.number, pending) if action.timeout_s else None
 
     def _tell_not_started(self, action: TellNotStarted) -> None:

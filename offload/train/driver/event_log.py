@@ -88,6 +88,7 @@ class EventLog:
             self._take_event(event)
         if set(news.worker_nodes) != set(before.worker_nodes):
             self.directory.event(TrainingNodes(at=time.time(), nodes=sorted(news.worker_nodes)))
+        # A new group counts from zero.
         then = sum_of(before.totals) if before.attempts == news.attempts else Totals()
         if sum_of(news.totals).steps > then.steps:
             values = self._interval(sum_of(news.totals).minus(then))
@@ -106,6 +107,7 @@ class EventLog:
                 self.directory.printed({"at": event.at, "stream": event.stream, "text": event.text})
             case SampleSkipped():
                 sample = (event.dataset, event.sample_id)
+                # Every epoch skips it again, and so does every resumed run.
                 if sample not in self._skipped:
                     self._skipped.add(sample)
                     self.directory.skipped({name: value for name, value in event.to_json().items() if name != "event"})
@@ -181,6 +183,7 @@ class EventLog:
     def finish(self, status: str, checkpoint: str | None, error: str | None = None) -> dict[str, Any]:
         """Write the summary and the report; return the summary."""
         self._under_way = False
+        # Rates weigh each group by its own number of workers, which changes with a resize.
         groups = [*self.news.past, (self._workers, sum_of(self.news.totals))]
         totals = sum_of(dict(enumerate(totals for _, totals in groups)))
         document = {

@@ -20,7 +20,7 @@ from offload.train.messages import TRAIN
 class Listed:
     """A data set whose source was listed: an ``index``, the ``units`` of a ``ray.data.Dataset``, or neither if Ray Data executes one.
 
-    ``notes`` are for the user.
+    ``notes`` are for the user. ``setup``: the user's function that sets up each preprocessing process.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Listed:
     shuffle: bool
     units: UnitIndex | None = None
     notes: tuple[str, ...] = ()
+    setup: Callable[[], object] | None = None
 
     @property
     def samples(self) -> int | None:
@@ -40,6 +41,8 @@ class Listed:
     @property
     def identity(self) -> str | None:
         """A text that differs for another data set of the same size, or for another kind of order; None if nothing is known."""
+        # A shuffled order depends on the seed and the epoch alone, which a checkpoint holds. Only other orders need a
+        # name.
         order = None
         if self.drawn:
             order = "drawn by weight"
@@ -80,7 +83,7 @@ class Listed:
 
     def recipe(self, seed: int) -> Any:
         """The recipe of its tasks."""
-        inner = self.pipeline.recipe(self.index, seed=seed, dataset=self.name)
+        inner = replace(self.pipeline.recipe(self.index, seed=seed, dataset=self.name), setup=self.setup)
         if self.units is None:
             return inner
         return UnitRecipe(

@@ -60,11 +60,14 @@ def verdict_of(ends: Mapping[int, Ended | Died], workers: int, *, settled: bool)
     # A worker raises this only if smaller batches come next. The other ranks wait for that worker.
     if any(isinstance(error, DeviceMemoryError) for error in raised.values()):
         return SmallerBatches()
+    # A death explains everything else: exceptions of other ranks are its consequence.
     if died:
         end = ends[died[0]]
         assert isinstance(end, Died)
         return Lost(ranks=died, reason=end.reason)
+    # Once all ranks have ended, nothing can explain more.
     settled = settled or len(ends) == workers
+    # A broken connection is never the cause by itself. Any other exception is, as long as no death turns up.
     telling = [rank for rank, error in raised.items() if not is_broken_connection(error)]
     if telling:
         return Raised(rank=telling[0]) if settled else "exception"

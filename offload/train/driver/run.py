@@ -20,10 +20,11 @@ from offload.model.batch_split import BatchSplit
 from offload.model.placement import GPU_TYPE, NodeResources, WorkerResources
 from offload.pipeline.aside import SideThread
 from offload.pipeline.describe.cached import check_names
+from offload.pipeline.describe.sources import ANY_SOURCE
 from offload.pipeline.feed.datasets import Cores, FeedDataset
-from offload.pipeline.preprocessing.environment import WorkingFolder
 from offload.pipeline.preprocessing.unpicklable import obstacle, used
 from offload.pipeline.program.pickling import Carried
+from offload.pipeline.program.surroundings import Program
 from offload.prices import built_in
 from offload.process.interrupts import COMMITTED_END_S, Interrupts, handled
 from offload.report.events.faults import OthersHold
@@ -86,8 +87,7 @@ class Run:
         if trainer.cluster.preprocessing_cores and not all(dataset.pooled for dataset in listed.values()):
             raise ConfigError(
                 "preprocessing_cores asks the cluster for cores, and so does Ray Data if a source is a ray.data.Dataset: drop "
-                "preprocessing_cores, or read the data with one of offload's own sources (image_folder, parquet, webdataset, "
-                "from_torch)."
+                f"preprocessing_cores, or read the data with one of offload's own sources ({ANY_SOURCE})."
             )
         if trainer.adaptation.by_progress and (listed[TRAIN].samples is None or trainer.datasets[TRAIN].yields):
             raise ConfigError(
@@ -95,6 +95,7 @@ class Run:
                 "such as schedule={0: 2, 30: 4}."
             )
         self.cluster, self.fleet, self._first_actions = wait_for_start(self._terms(), platform, status=live.status)
+        # These checks need the nodes of the run, and come before anything is started on them.
         self._check_prices()
         self._check_caches()
         self.placement = self.fleet.placement
@@ -177,6 +178,7 @@ class Run:
         training = supervisor.training
         error: BaseException | None = None
         try:
+            # A resumed run begins at a place that only its checkpoint tells.
             if not self.directory.resuming:
                 request = first_pass(self.split, deterministic=self.trainer.deterministic)
                 hub.start_ahead(request, TRAIN, self.fleet.next_nodes())
@@ -322,7 +324,7 @@ class Run:
             seed=trainer.seed,
             hang_s=trainer.hang_s,
             deterministic=trainer.deterministic,
-            folder=WorkingFolder.here(),
+            program=Program.here().without(self._worker_env().get("env_vars", ())),
             marker=marker,
         )
 

@@ -92,10 +92,12 @@ class Supervisor:
         self.training: Future[str] = Future()
         self._changed = changed
         self._groups, self._hub, self._max_failures = groups, hub, max_failures
+        # The only way in: all other state belongs to the supervisor's thread, and needs no lock.
         self._inbox: queue.SimpleQueue[Orders | GroupEvent | _Closed] = queue.SimpleQueue()
         self._orders = Orders()
         self._attempts = self._failures = self._raised = 0
         self._closed = False
+        # Between `close` and the start of a thread or a group: nothing may start once the run is closed.
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -190,6 +192,7 @@ class Supervisor:
             verdict = verdict_of(attempt.ends, attempt.plan.workers, settled=settled)
             if not isinstance(verdict, str):
                 return verdict
+            # The time counts from the first sign. Further exceptions do not prolong it.
             if verdict and settles_at is None:
                 settles_at = time.monotonic() + (EXCEPTION_S if verdict == "exception" else CONNECTION_S)
             self._take(attempt, None if settles_at is None else max(settles_at - time.monotonic(), 0.0))
@@ -199,6 +202,7 @@ class Supervisor:
         orders, plan = self._orders, attempt.plan
         if self._closed:
             return True
+        # Nothing is trained yet, so a group that starts with outdated orders ends without a commit.
         if not attempt.begun:
             return orders.stop or (orders.workers, orders.avoid) != (plan.workers, plan.avoid)
         return not orders.stop and orders.without_commit and orders.end_of(plan.attempt) == "resize"
@@ -243,6 +247,8 @@ class Supervisor:
         died_on = tuple({attempt.nodes[rank] for rank in lost.ranks})
         # Ranks that only noticed a death are asked for a sign of life, but none of their nodes is blamed.
         again = self._hub.worker_failed(how, died_on, died_on or tuple(set(attempt.nodes)))
+        # Counted here and in the hub: the driver's orders name the number that it has seen, and no group starts
+        # before.
         self._failures += 1
         if again:
             return

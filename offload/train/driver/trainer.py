@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,7 +28,9 @@ from offload.model.checks import (
 )
 from offload.pipeline.aside import call_aside
 from offload.pipeline.describe.from_loader import described
-from offload.pipeline.describe.pipeline import Pipeline
+from offload.pipeline.describe.pipeline import Pipeline, missing_arguments
+from offload.pipeline.describe.sources import ANY_SOURCE
+from offload.pipeline.program.main_module import refuse_again
 from offload.pipeline.raydata.dataset_source import units_of
 from offload.pipeline.raydata.units import UnitIndex
 from offload.report.run_dir import CHECKPOINTS, RunDirectory, locked
@@ -112,6 +114,8 @@ class Trainer:
             or lost block delays the blocks after it. Where samples are skipped, made by a generator or limited by ``max_tokens``, batches
             differ with the number of workers.
         hang_s: seconds without a step, a report or a wait for data after which a worker counts as hung. The run restarts it.
+        setup: a function without arguments. Each preprocessing process calls it once for each data set, before its first sample: the place
+            for settings of libraries, openers, codecs and connections. The workers do not call it.
         train_loop_config: the user's own settings, available as ``ctx.config``.
         callbacks: what hears of the run while it trains, such as an experiment tracker: each an :class:`offload.Callback`.
         scaling_config, run_config: Ray Train's configurations. The run uses ``use_gpu`` and ``resources_per_worker`` of the former, and
@@ -136,6 +140,7 @@ class Trainer:
         seed: int = 0,
         deterministic: bool = False,
         hang_s: float = 1800.0,
+        setup: Callable[[], object] | None = None,
         train_loop_config: Mapping[str, Any] | None = None,
         callbacks: Sequence[Callback] = (),
         scaling_config: ScalingConfig | None = None,
@@ -167,6 +172,7 @@ class Trainer:
                 f"batch_size={self.batch_size.initial}, or drop deterministic=True."
             )
         self.hang_s = check_number("hang_s", hang_s, above=0.0, sane="seconds, such as 1800")
+        self.setup = _setup(setup)
         config = {} if train_loop_config is None else train_loop_config
         self.train_loop_config = check_mapping("train_loop_config", config, sane="settings by name")
         self.callbacks = _callbacks(callbacks)
@@ -238,6 +244,7 @@ class Trainer:
             ConfigError: for problems found before the first step.
             RunError: for later failures.
         """
+        refuse_again("the training of an offload.Trainer")
         view = live_view(quiet=quiet, watch=watch)
         check_alone()
         opener = platform_of(address, self)
@@ -288,10 +295,11 @@ class Trainer:
         cannot be listed, or is smaller than a batch."""
         pipeline = self.datasets[name]
         if pipeline.dataset is not None:
-            listed = _listed_dataset(name, pipeline, waiting)
+            listed = replace(_listed_dataset(name, pipeline, waiting), setup=self.setup)
         else:
             index = _aside(name, pipeline, pipeline.list, waiting)
-            listed = Listed(name=name, pipeline=pipeline, index=index, shuffle=_shuffled(name, pipeline))
+            shuffle = _shuffled(name, pipeline)
+            listed = Listed(name=name, pipeline=pipeline, index=index, shuffle=shuffle, setup=self.setup)
         wanted = self.batch_size.initial
         counted = listed.samples is not None and not pipeline.yields  # a generator makes more of few inputs
         if name == TRAIN and counted and (listed.samples or 0) < wanted:
@@ -303,7 +311,7 @@ class Trainer:
         if name == TRAIN and listed.samples is None and self.deterministic:
             raise ConfigError(
                 f"deterministic=True needs training samples whose number and order are known, and those of {pipeline.name} are not. Pass "
-                "files, a torch data set or Parquet (offload.image_folder, from_torch, parquet), or drop deterministic=True."
+                f"files or a torch data set ({ANY_SOURCE}), or drop deterministic=True."
             )
         return listed
 
@@ -370,6 +378,15 @@ def _batch_size(value: Any) -> BatchSize:
             "the Trainer needs batch_size, the global batch, unless a DataLoader describes the training data."
         )
     return BatchSize(initial=check_count("batch_size", value, least=1, sane="such as 64, or an offload.BatchSize"))
+
+
+def _setup(value: Any) -> Callable[[], object] | None:
+    if value is None:
+        return None
+    function: Callable[[], object] = check_callable("setup", value, sane="a function without arguments")
+    if (needed := missing_arguments(function)) is not None:
+        raise ConfigError(f"each preprocessing process calls setup without arguments, and it {needed}.")
+    return function
 
 
 def _config_or_default(name: str, value: Any, kind: type[_Config]) -> _Config:

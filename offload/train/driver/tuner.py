@@ -55,12 +55,14 @@ class Tuner:
     def look(self, news: News, fleet: Fleet, now_s: float) -> list[Event | RunEvent]:
         """The events that follow from the news, with a decision if an interval has passed since the last one."""
         split = news.group.split
+        # Between groups, times describe neither the old size nor the new one.
         if not news.running or fleet.busy or split is None:
             self._looked = None
             return []
         if self._looked is None or _restarted(self._looked[1], news):
             self._looked = now_s, news
         since, before = self._looked
+        # At every look, not once an interval: a schedule names the moment of the change.
         events = self._follow_schedule(news, split, fleet)
         if any(isinstance(event, ResizeDecided) for event in events):
             return events
@@ -72,6 +74,7 @@ class Tuner:
         option = next((o for o in options if o.workers == news.group.workers), None)
         nodes = option.nodes if option is not None else 1
         interval = interval_of(before, news, split, nodes=nodes, cores=fleet.cores)
+        # A resumed run begins with what its checkpoint has learned, but never overwrites what it has measured itself.
         if not self.seen.steps and news.group.learned:
             self.seen = Seen.from_state(news.group.learned)
         self.seen = self.seen.with_interval(interval, fleet.cores)
@@ -83,6 +86,7 @@ class Tuner:
         events += self._compared(interval)
         scheduled = self._scheduled(news) is not None
         if scheduled:
+            # A schedule chooses the workers, and the batch may still adapt for them.
             options = [option] if option is not None else []
         remembered = self._state
         self._state, decision = decide(remembered, self._situation(news, split, options, fleet), rules)
@@ -196,6 +200,8 @@ class Tuner:
         sizes = self._batch_size
         largest = sizes.max or sizes.initial
         least, most = sizes.local or (1, largest)
+        # Three limits: the user's, the one that the present group has found, and the one that memory errors have
+        # left.
         known = [bound for bound in (most, news.group.most_local, news.most_local) if bound is not None]
         variation = max(news.rates.get(TRAIN, {}).get("variation", 0.0), LEAST_VARIATION)
         return DecisionBounds(

@@ -16,6 +16,7 @@ def sentence(rank: int, host: str, pid: int, status: int | None, log: str | None
         how = "exited or was killed; its exit status is unknown"
     else:
         how = how_it_ended(status)
+    # The kernel leaves no reason with the process, so this is only the most likely one.
     if status == -signal.SIGKILL and not ray_killed:
         how += ", as the kernel does when memory runs out"
     return f"worker {rank} on {host} (process {pid}) {how}" + (f"; its log is {log}" if log else "")

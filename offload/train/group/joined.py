@@ -24,6 +24,7 @@ _stores: Any = dist  # torch's stubs do not name the stores
 
 def open_store(host: str) -> Any:
     """Rank 0's store, at a free port of this host, at which the other ranks find each other."""
+    # Without waiting: the others learn its port only after this call.
     return _stores.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
 
 
@@ -32,6 +33,7 @@ def members(attempt: int, nodes: Sequence[str], gpus: Sequence[Sequence[str]]) -
 
     Ranks are contiguous within a node, as torchrun makes them. Nodes are in the order of their first process.
     """
+    # By GPU within a node: neighbouring ranks then use neighbouring GPUs.
     order = sorted(range(len(nodes)), key=lambda at: (nodes.index(nodes[at]), *map(_number, gpus[at])))
     node_ids = list(dict.fromkeys(nodes))
     by_process: dict[int, Member] = {}

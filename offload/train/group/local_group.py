@@ -114,6 +114,7 @@ class LocalGroup:
         """See :meth:`offload.train.group.group.Group.end`."""
         self._ended = True
         for actor in self._actors:
+            # Not terminate: the user's function may handle SIGTERM, or be stuck in C++.
             actor.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -117,6 +117,7 @@ class RayGroup:
         holdings: Holdings,
     ) -> None:
         self._main, self._plan, self._tell, self._holdings = main, plan, tell, holdings
+        # One thread: steps follow one another, so the group's own state needs no lock.
         self._steps = ThreadPoolExecutor(1, thread_name_prefix="training group")
         self._ended = False
         self._by_rank: list[Whereabouts] = []
@@ -128,11 +129,14 @@ class RayGroup:
         )
         amounts = dict(reservation.bundle)
         options: dict[str, Any] = {
+            # Ray takes these three by names of their own, and refuses them among the others.
             "num_cpus": amounts.pop("CPU", 0),
             "num_gpus": amounts.pop("GPU", 0),
             "memory": amounts.pop("memory", None),
             "resources": amounts,
             "runtime_env": dict(reservation.runtime_env) or None,
+            # A restarted actor would be alone: its peers' connections to the old process are broken. The supervisor
+            # starts a whole group instead.
             "max_restarts": 0,
         }
         worker: Any = ray.remote(TrainingWorker)
@@ -177,6 +181,7 @@ class RayGroup:
     def _placed(self, answers: Sequence[Whereabouts]) -> None:
         """All processes run: rank 0 opens the store."""
         places = members(self._plan.attempt, [answer.node for answer in answers], [answer.gpus for answer in answers])
+        # Ranks follow from where the processes run, which is known only now.
         in_order = sorted(range(len(places)), key=lambda at: places[at].rank)
         self._members = [places[at] for at in in_order]
         self._by_rank = [answers[at] for at in in_order]
@@ -188,6 +193,7 @@ class RayGroup:
 
     def _opened(self, ports: Sequence[int]) -> None:
         """The store is open: all processes join, and call their function."""
+        # Told before the processes join: from here on, a death is a failure of training, not of the start.
         self._tell(Joining(attempt=self._plan.attempt, nodes=tuple(process.node for process in self._by_rank)))
         # In the object store, once for all: the driver's node has it, whichever node died with the last group.
         packed = ray.put(cloudpickle.dumps(self._main))

@@ -119,8 +119,10 @@ class Hub(FeedListener):
         pool: PoolMaker = Pool,
     ) -> None:
         self._run_dir, self._tails = run_dir, tails_in(run_dir)
+        # A node has a process per core, and each of them reports the same problem.
         self._without_cache: set[str] = set()
         self._through_ray: set[str] = set()
+        # Calls come on many threads. Without this lock, the lines of one process could change their order.
         self._outlet, self._passing_on = Outlet(), threading.Lock()
         self._title = title
         # The board comes first: the threads of the feed's pool may report as soon as they start.

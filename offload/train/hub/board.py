@@ -19,6 +19,7 @@ from offload.train.messages import GroupStart, GroupStatus, News, Orders, Push, 
 
 FAILURES = 2  # worker failures on a node within FORGET_S before it counts as failing
 FORGET_S = 3600.0
+# Not one: a second failure in a row may be chance. Not many: a program that always fails would restart forever.
 FRUITLESS = 3  # attempts in a row without progress
 
 
@@ -56,6 +57,7 @@ class _Reports:
 
     def begin_group(self) -> None:
         """Begin at zero for a new group. The progress of training stays."""
+        # The rates of a past group still tell how long steps take at its size, so they are not lost with it.
         if self.totals:
             self.past.append((max(self.group.workers, 1), sum_of(self.totals)))
         self.totals.clear()
@@ -100,6 +102,7 @@ class _WorkerFailures:
         now = time.monotonic()
         self.suspects = tuple(suspects)
         for node in nodes:
+            # The window slides: a node that failed an hour ago, and has worked since, is as good as any.
             recent = [failed_at for failed_at in self._failed_at.get(node, []) if now - failed_at < FORGET_S]
             self._failed_at[node] = [*recent, now]
         self._fruitless = 0 if reports.step > self._furthest_step else self._fruitless + 1
@@ -138,6 +141,8 @@ class Board:
 
     def read(self, cursor: int) -> News:
         """The news since ``cursor``. The events before it are forgotten: its only reader has them, and a long run has many."""
+        # Before the lock: the feed has locks of its own, and two locks that are taken in two orders could block each
+        # other.
         supply = self._supply()
         with self._lock:
             reports = self._reports

@@ -139,6 +139,8 @@ class HubClient:
 
     def _start(self, method: Callable[Concatenate[Any, _P], _T], *args: _P.args, **named: _P.kwargs) -> Pending[_T]:
         """Call a method of the hub without waiting."""
+        # By the method's name: an actor's handle has no types, while the method itself gives mypy the arguments and
+        # the answer.
         answer = getattr(self.actor, method.__name__).remote(*args, **named)
         if isinstance(answer, Answer):
             return answer

@@ -135,6 +135,7 @@ class Ends:
         """Why training is over before its goal, as this rank sees it. Rank 0's clock decides on time."""
         seconds = self._goal.seconds
         late = self._place.rank == 0 and seconds is not None and self._state.seconds >= seconds
+        # One clock: the ranks' clocks started at different moments, and all must end at the same batch.
         return self._over or ("time" if late else "")
 
     def follow(self, over: Over, epoch: int) -> None:
@@ -163,6 +164,7 @@ class Ends:
             until = time.monotonic() + RESIZE_DEADLINE_S
             with self._watchdog.waiting():
                 self._reporter.flush()
+                # Otherwise the driver would hear of it only at its next look, and all workers wait meanwhile.
                 self._setup.hub.call_driver()
                 while time.monotonic() < until:
                     self._reporter.flush()
@@ -178,6 +180,7 @@ class Ends:
         """
         if not end:
             return
+        # A commit that was still being written counts only once it is complete.
         if self._state.uncommitted or not self._state.settled:
             self._committer.commit(end)
         if end == "resize" and self._place.rank == 0:

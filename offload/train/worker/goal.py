@@ -43,6 +43,7 @@ class Goal:
             return True
         goal = self.useful(samples=samples, initial=initial)
         if adaptive and goal is not None:
+            # A sum of many fractions: without the tolerance, a missing billionth would cost another epoch.
             return progress.useful >= goal - ROUNDING * (samples or initial)
         if self.steps is not None:
             return progress.step >= self.steps

@@ -113,6 +113,7 @@ class TrainingPass(LocalPass):
         self._ahead: _Arrival | None = None  # a batch that has come while the one before it was under way
 
     def __iter__(self) -> Iterator[LocalBatch]:
+        # From the request of the pass on: preprocessing starts then, and its first wait is set apart in the meter.
         batch = self._start(self._arrival(since=self._began), first=True)
         if batch is not None:
             self._delivered = True
@@ -270,6 +271,7 @@ class Passes:
 
     def open_other(self, name: str, split: BatchSplit, *, drop_last: bool, least: int) -> LocalPass:
         """Open the next pass over another data set. The arguments are those of :meth:`open_training`."""
+        # Counted by each rank for itself: equal calls give equal numbers, by which the ranks meet in the same pass.
         visit = self._visits[name]
         self._visits[name] += 1
         within = self.epoch if self.in_epoch else OUTSIDE

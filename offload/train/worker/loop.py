@@ -91,6 +91,7 @@ class TrainingLoop:
         epoch = self._begin_loop(goal)
         while not self.ends.reached(epoch):
             self._begin_epoch(epoch)
+            # A resumed epoch may have nothing left to train, which is no fault of the loop.
             resumed = len(self.state.progress.trained)
             yield from deliver()
             if self._pass is None or not self._pass.completed:
@@ -124,11 +125,13 @@ class TrainingLoop:
     def _end_epoch(self, following: int) -> None:
         """Agree on what follows, and commit if that is due."""
         self._leave_pass()
+        # Gradients of a broken-off global batch belong to samples that count as untrained.
         self.stepper.abandon()
         self.passes.check_company()
         self.passes.in_epoch = False
         ranks = self.place.talk.gather_objects((self.ends.over_here(), self.passes.others.end_epoch()))
         self.passes.others.compare([entered for _, entered in ranks], self.epoch)
+        # The strongest reason of any rank holds for all: a user's stop on one rank outranks the clock.
         self.ends.follow(max((over for over, _ in ranks), key=OVERS.index), self.epoch)
         self.state.next_epoch(following)
         ended = self.ends.reached(following)
@@ -179,6 +182,8 @@ class TrainingLoop:
             agreement=self.ends.agreement(),
         )
         self._pass = current
+        # Kept until the global batch is complete: the ranks agree with each micro-batch, and act only between two
+        # global ones.
         due = over = False
         try:
             for batch in current:

@@ -32,6 +32,7 @@ from offload.uncaught import LIBRARIES, of_program
 def place_of(setup: WorkerSetup, member: Member) -> RankPlace:
     """This process's place in the run. All ranks must call it: they connect here."""
     several = member.world_size > 1
+    # In the order of names: all ranks must make their groups in the same order.
     peers = {name: DistPeers() if several else NoPeers() for name in sorted(setup.datasets)}
     talk = DistPeers() if several else NoPeers()
     return RankPlace(
@@ -62,10 +63,12 @@ def run_worker(carried: Carried, setup: WorkerSetup, member: Member) -> Outcome:
     """Run the user's function with its context on this worker. ``carried``: :class:`UserFunctions`."""
     if setup.marker is not None:
         setup.marker.check()
-    setup.folder.enter()
+    if setup.program is not None:
+        setup.program.enter()
     functions: UserFunctions = carried.opened()
     setup = setup.joined(functions)
     seed_at_start(setup.seed, member.rank)
+    # Tokenizers with threads warn, or lock up, in a process that forks.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     loop = training_loop(setup, place_of(setup, member))
     context = Context(loop)

@@ -9,7 +9,7 @@ from typing import Any
 from offload.model.batch_split import BatchSplit
 from offload.pipeline.describe.pipeline import CollateFn, OnDevice
 from offload.pipeline.feed.passes import PassRequest
-from offload.pipeline.preprocessing.environment import WorkingFolder
+from offload.pipeline.program.surroundings import Program
 from offload.train.checkpoints.storage import Marker, Storage
 from offload.train.config import Adaptation, BatchSize, Checkpoints, Precision
 from offload.train.hub.client import HubClient
@@ -74,7 +74,7 @@ class WorkerSetup:
         deterministic: whether the result must not depend on the number of workers.
         config: the Trainer's ``train_loop_config``.
         storage, name: the storage of checkpoints, and the name of the run's folder in it.
-        folder: that of the program, from which the function's relative paths begin on a node that has it.
+        program: the program's surroundings, in which the function runs.
         marker: what shows whether this node sees the run's storage; None: nothing to check.
         source: the identity of the training data, if the number of its samples does not tell it.
         drop_last: whether training passes leave out batches that are not full, unless the loop says otherwise.
@@ -93,7 +93,7 @@ class WorkerSetup:
     storage: Storage
     name: str
     config: dict[str, Any] = field(default_factory=dict)
-    folder: WorkingFolder = field(default_factory=lambda: WorkingFolder(""))
+    program: Program | None = None
     marker: Marker | None = None
     source: str | None = None
     drop_last: bool = False

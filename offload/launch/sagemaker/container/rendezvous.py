@@ -76,11 +76,13 @@ class Rendezvous:
         self._versions: dict[str, dict[str, str]] = {}
         self._ready: set[str] = set()
         self._failed: str | None = None
+        # Otherwise, a call could reach the loop just after its end, and wait for ever.
         self._asking, self._closed = threading.Lock(), False
         # These are the loop's own.
         self._loop = asyncio.new_event_loop()
         self._unproven: dict[StreamWriter, None] = {}  # the oldest first
         self._peers: set[asyncio.Task[None]] = set()
+        # Kept, for hosts that come after the end.
         self._outcome: Mapping[str, Any] | None = None
         self._over = asyncio.Event()
         threading.Thread(target=self._run, args=(listener,), name="rendezvous", daemon=True).start()
@@ -222,6 +224,7 @@ class Rendezvous:
                 lost_place = writer not in self._unproven
             finally:
                 self._unproven.pop(writer, None)
+            # A peer that lost its place has been cut off already, and comes again.
             if host in self._hosts and not lost_place:
                 await self._listen(host, reader, writer)
 
@@ -282,6 +285,7 @@ async def _received(reader: StreamReader, most_bytes: int) -> dict[str, Any]:
 
 async def _drained(writer: StreamWriter) -> None:
     """Wait until a connection's socket has taken everything, or the connection is gone."""
+    # With a limit of 0, drain returns only once everything is written.
     writer.transport.set_write_buffer_limits(high=0)
     with contextlib.suppress(OSError):
         await writer.drain()

@@ -128,6 +128,7 @@ class KnownNodes:
         staying = [n for n in alive if n.node_id not in nodes.noticed and not nodes._excluded(n)]
         gpu_type = _gpu_type(staying, self.selection, self.gpu_type)
         usable = within_memory(nodes_for(staying, gpu_type), process_bytes)
+        # By value: a node whose cores or memory have changed is another node.
         if usable == self.usable:
             return nodes, None, events
         events += _short_of_memory(self.usable, usable, process_bytes)
@@ -142,6 +143,7 @@ class KnownNodes:
 
     def _with_losses(self, alive: Sequence[NodeResources], used: Collection[str], now_s: float) -> KnownNodes:
         there = {node.node_id for node in alive}
+        # An autoscaler takes idle nodes away, which says nothing about their reliability.
         lost = [node for node in self.alive if node.node_id not in there and node.node_id in used]
         unannounced = [n.name for n in lost if n.node_id not in self.noticed and not self._has_a_sibling(n)]
         since = {node.node_id: self.since.get(node.node_id, now_s) for node in alive}
@@ -161,6 +163,7 @@ class KnownNodes:
         nodes = dataclasses.replace(self, flapping=self.flapping & flapping)  # machines whose losses are old may return
         events: list[RunEvent] = []
         failed = [node for node in nodes.alive if node.node_id in failing and node.node_id not in nodes.failing]
+        # All or none of them: nothing tells which one would be better to keep.
         if nodes._can_spare(failed, enough):
             events.append(_excluded_because(failed, "workers failed there repeatedly"))
             nodes = dataclasses.replace(nodes, failing=nodes.failing | {node.node_id for node in failed})

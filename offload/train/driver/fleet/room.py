@@ -126,6 +126,7 @@ class Room:
     def cores_by_node(self, placement: Placement, cores_goal: int | None, workers_goal: int) -> tuple[int, ...]:
         """The number of cores of each node that preprocess beside these workers, for the wanted numbers of cores and workers."""
         nodes = self.nodes.usable
+        # A worker node without workers, on a cluster that can take it away.
         spare = [
             self.terms.grows and self.terms.worker.trains_on(node) and not workers
             for node, workers in zip(nodes, placement.held, strict=True)
@@ -148,8 +149,10 @@ class Room:
         for count in filter(self.terms.allowed, range(least, most + 1)):
             nodes = self._nodes_for(count, new, placement, stranded=stranded)
             there = None if nodes is None else placed(nodes, self.terms.worker, count)
+            # More workers need no less room, so no larger count fits either.
             if nodes is None or there is None:
                 break
+            # More workers need at least as many new nodes: the search goes on from here.
             new = len(nodes) - len(self.nodes.usable)
             options.append(self._option(nodes, there))
         return options
@@ -279,6 +282,7 @@ def placed(nodes: Sequence[NodeResources], worker: WorkerResources, workers: int
 def task_cpus(nodes: Sequence[NodeResources], worker: WorkerResources, bounds: tuple[int, int]) -> float:
     """``num_cpus`` of a preprocessing core that fits beside any number of workers within ``bounds``."""
     placements = [placed(nodes, worker, count) for count in range(bounds[0], bounds[1] + 1)]
+    # The least: Ray fixes an actor's CPUs when it starts, and the number of workers changes later.
     return min(placement.task_cpus for placement in placements if placement is not None)
 
 

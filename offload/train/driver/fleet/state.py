@@ -248,6 +248,7 @@ def orders_of(fleet: Fleet) -> Orders:
     return Orders(
         serial=fleet.published.serial,
         workers=fleet.workers,
+        # Ray still offers silent nodes for placement: it takes longer than the run to count them as dead.
         avoid=(*fleet.nodes.without_workers, *fleet.silent),
         ends_group=fleet.ends_group,
         without_commit=fleet.without_commit,

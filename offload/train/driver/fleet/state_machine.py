@@ -110,12 +110,15 @@ def _start(state: Starting, event: Event) -> tuple[State, tuple[Action, ...]]:
             beside = f"; {who} {event.held}" if event.held else ""
             shown = Show(text=f"waiting for nodes with room for {parts}{beside}")
             return dataclasses.replace(state, since_s=since_s), (Ask(missing=missing, hold=True), shown)
+        # Nobody holds anything, and the cluster does not grow: waiting cannot help.
         if not event.held:
             raise
         start_on(event.whole, terms, terms.first)  # raises if even the whole cluster would not suffice
         shown = Show(text=f"waiting for room: {who} {event.held}")
         if not event.by_us:
             return dataclasses.replace(state, since_s=since_s, ours_since_s=None), (shown,)
+        # What this program holds is free only once it ends something, and it now waits in fit(). So that wait has a
+        # limit, while other programs end by themselves.
         ours_since_s = event.now_s if state.ours_since_s is None else state.ours_since_s
         if event.now_s - ours_since_s > OWN_ROOM_S:
             raise ConfigError(
@@ -160,6 +163,7 @@ class _Turn:
 
     def end(self) -> tuple[Fleet, tuple[Action, ...]]:
         """Return the state and the actions, with a Publish action if the orders that follow from the state have changed."""
+        # Compared here, once per event, so that no transition can forget to publish what it changed.
         orders = orders_of(self.fleet)
         if orders != self.fleet.published:
             orders = dataclasses.replace(orders, serial=orders.serial + 1)
@@ -193,6 +197,7 @@ class _Turn:
             case Learned():
                 self._set(learned=event.state)
             case EntriesFollowed():
+                # Never back: progress that a restart repeats must not undo what workers were told.
                 self._set(entries_followed=max(self.fleet.entries_followed, event.entries))
             case StopAsked():
                 self._set(stop=True)
@@ -265,6 +270,7 @@ class _Turn:
     def _finish(self, phase: Committing) -> None:
         """End the change once a group with the wanted number of workers trains."""
         fleet = self.fleet
+        # The old group still ends, or the new one has made no step yet.
         if fleet.group.attempt <= fleet.ends_group or not fleet.group.workers:
             return
         if fleet.group.workers != phase.next.workers:
@@ -272,9 +278,11 @@ class _Turn:
             self._set(ends_group=fleet.group.attempt)
             return
         before = fleet.placement.workers
+        # After a loss, the goal stays, so that workers come back with their nodes.
         goal = phase.next.workers if phase.decided else fleet.workers_goal
         self._set(phase=Steady(), placement=phase.next, workers_goal=goal, without_commit=False)
         self._reshape(phase.next)
+        # A loss has told its own story: the change was not anybody's decision.
         if not phase.lost:
             self.do(Resized(workers_before=before, workers=phase.next.workers))
         self._grow_back()
@@ -283,6 +291,7 @@ class _Turn:
         """Learn the cost of a change from the workers' events: from the last commit to the next group's first step."""
         restart = self.fleet.restart
         if isinstance(event, CheckpointWritten):
+            # Training stopped when the checkpoint began, not when it was written.
             restart = dataclasses.replace(restart, stopped_at=event.at - event.seconds)
         elif isinstance(event, ReadyToResize):
             # Workers that have trained nothing do not commit, so the cost of this change is unknown.
@@ -298,8 +307,10 @@ class _Turn:
     def _watch_start(self, news: News) -> None:
         """Tell the user once if workers take long to start: another program may have taken their room."""
         fleet, start = self.fleet, self.fleet.start
+        # After a failure, the time of the next group counts.
         if news.failures > start.failures:
             start = Start(since_s=fleet.now_s, attempt=news.attempts, failures=news.failures)
+        # None may start at present, so none is late.
         if not fleet.workers:
             start = dataclasses.replace(start, since_s=fleet.now_s)
         started = news.running or news.attempts > start.attempt
@@ -333,6 +344,8 @@ class _Turn:
         self._set(now_s=event.now_s, nodes=nodes, silent=event.silent, failures_seen=fleet.group.failures)
         if change is not None:
             self._follow(change)
+        # The nodes of the workers are under notice, although the same number of workers fits without them: they must
+        # move.
         if not self.fleet.busy and not event.leaving.isdisjoint(self.fleet.group.nodes):
             self._make_room(self.fleet.placement, at_once=True)
         self._ask()  # last: requests pause during a change
@@ -341,6 +354,7 @@ class _Turn:
         """Follow a change of the usable nodes."""
         usd = usd_per_core(self.fleet.nodes, self.fleet.terms)
         self._set(usd_per_core=self.fleet.usd_per_core if usd is None else usd)
+        # New nodes show that the cluster grants something, so an earlier refusal no longer counts.
         if change.joined:
             self._set(request=dataclasses.replace(self.fleet.request, since_s=None, refused_until_s=-math.inf))
         fleet = self.fleet
@@ -449,6 +463,7 @@ class _Turn:
             return
         missing = fleet.room.missing(None if stranded else fleet.placement, fleet.cores_goal, fleet.workers_goal)
         bundles, request = sum(missing.values()), fleet.request
+        # A larger request is a new one, and gets its full time. A smaller one goes on: a part of it has come.
         since_s = request.since_s if missing and bundles <= request.bundles else None
         refused_until_s = request.refused_until_s
         if fleet.refused and not stranded:

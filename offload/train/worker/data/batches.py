@@ -190,6 +190,8 @@ class Batches:
         self._split = _SplitInUse(split)
         self._supply = _Supply(None if total is None else total / peers.world_size)
         self._pieces = Fetcher(feed, key, peers.rank, ordered=cutting.ordered)
+        # The limit also bounds how far the ranks' agreement runs ahead of training, and so how soon orders take
+        # effect.
         self._ready: queue.Queue[LocalBatch | BaseException | None] = queue.Queue(maxsize=PREFETCH_BATCHES)
         self._delivered = 0
         self._closed = threading.Event()
@@ -211,6 +213,7 @@ class Batches:
         """End the threads and wait for them, but not forever: another rank may have died, or goes on alone (:attr:`went_on`)."""
         self._closed.set()
         self._pieces.close()
+        # First, so that a call that waits for slices returns: the pass is over for this rank.
         self._feed.leave(self._key, self._peers.rank)
         until = time.monotonic() + CLOSE_S
         for thread in (*self._pieces.threads, self._cutter):
@@ -298,9 +301,11 @@ class Batches:
         name, split = self._key.name, self._split.now
         moved: tuple[Any, Any] | None = None
         if cut is not None:
+            # Before the ranks exchange their numbers, so that the copy to the device runs meanwhile.
             moved = self._delivery.deliver(cut)
             if name not in self._template:
                 self._template[name] = cut.first(self._cutting.least)
+        # Taken before the exchange: waiting for a slower rank is not waiting for one's own data.
         own_ready_s = time.monotonic()
         whole = self._exchange(cut) if self._cutting.padded else _Whole.of_one(cut)
         left_out = self._cutting.drop_last and whole.partial and not whole.broken_off
@@ -340,6 +345,7 @@ class Batches:
             closed=self._closed.is_set(),
             delivered=self._delivered,
         )
+        # One gather per micro-batch serves everything that ranks must agree on.
         numbers = self._peers.gather([*map(int, mine), *self._agreement.message()])
         ranks = [_Message(*of_rank[: len(mine)]) for of_rank in numbers]
         if mine.closed:

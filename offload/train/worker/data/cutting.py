@@ -13,12 +13,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from offload.errors import RunError
+from offload.errors import FAILURES, RunError
 from offload.pipeline.blocks import whole_samples
 from offload.pipeline.blocks.whole_samples import SAMPLES
 from offload.pipeline.blocks.wire import ERROR, HIDDEN, POSITION, SAMPLE_ID, Columns, join, parts_of_columns
 from offload.pipeline.order.ranges import Ranges
-from offload.pipeline.preprocessing.wording import FAILURES, say
+from offload.pipeline.preprocessing.wording import say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +121,7 @@ class Cutter:
         columns, rows = _without_errors(columns, rows, self._skipped)
         if not rows:
             return
+        # One block with whole samples is enough: a batch cannot hold some rows as columns and others not.
         if SAMPLES in columns and isinstance(self._rows, _ColumnRows):
             self._rows = _WholeRows(self._budget, self._rows.as_entries())
         self._rows.add(columns, rows)
@@ -134,6 +135,7 @@ class Cutter:
         """
         head, complete, rest = self._rows.head(size)
         if not over:
+            # Wait for more rows: the batch is not full, or what follows might be too little for a batch of its own.
             if not complete or (near_end and rest < self._least):
                 return None
         elif not head:

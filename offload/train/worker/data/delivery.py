@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from offload.errors import RunError
+from offload.errors import FAILURES, RunError
 from offload.pipeline.blocks.device_placement import DevicePlacement
 from offload.pipeline.blocks.memory import writable
 from offload.pipeline.blocks.tensors import map_tensors
@@ -24,7 +24,7 @@ from offload.pipeline.blocks.wire import (
     stack,
     torch_only,
 )
-from offload.pipeline.preprocessing.wording import FAILURES, say
+from offload.pipeline.preprocessing.wording import say
 from offload.train.worker.data.cutting import Cut
 
 VIEWED_ROW_BYTES = 4096
@@ -124,6 +124,7 @@ class Delivery:
                 joined[name] = [row for array in arrays for row in array]
                 continue
             shape = (sum(len(a) for a in arrays), *arrays[0].shape[1:])
+            # Other types stay on the host, and pinned memory is scarce.
             pin = self._placement.copies and _is_numeric(arrays[0])
             target = _pinned(shape, dtype) if pin else np.empty(shape, dtype)
             joined[name] = np.concatenate(arrays, out=target)

@@ -37,9 +37,12 @@ class Fetcher:
         self._feed, self._key, self._rank = feed, key, rank
         self._closed = threading.Event()
         self._arrivals = _Arrivals(ordered)
+        # One thread each, so that a block that lies on this node never waits behind one on a slow link. A near block
+        # needs no transfer, so one at a time is enough.
         lines: list[tuple[Reach, int]] = [("any", AT_ONCE)] if ordered else [("near", 1), ("far", AT_ONCE)]
         self._open = len(lines)
         self._changed = threading.Condition()
+        # Near ones first, since a dict keeps its order.
         self._ready: dict[Reach, deque[Piece]] = {reach: deque() for reach, _ in lines}
         self._error: BaseException | None = None
         self.threads = [
@@ -84,6 +87,7 @@ class Fetcher:
     def _fetch(self, reach: Reach, at_once: int) -> None:
         # Each slice under way, what waits for its content, and the seconds waited before it was asked for.
         coming: deque[tuple[Slice, Callable[[], Columns], float]] = deque()
+        # One at first: the link may be slow, and what is under way cannot be called back.
         waited_s, most, came = 0.0, 1, 0
         over = False
         while not self._closed.is_set():
@@ -156,6 +160,7 @@ class _Arrivals:
             return [piece]
         self._waiting[place] = piece
         free: list[Piece] = []
+        # In the order in which slices were asked for, which is that of the pass. A lost one holds up those behind it.
         for first, waiting in list(self._waiting.items()):
             if waiting is None:
                 break

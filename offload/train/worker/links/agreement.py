@@ -145,6 +145,7 @@ class TrainingAgreement:
     def message(self) -> list[int]:
         split = self._split()
         local = accum = 0
+        # A split for another number of workers is meant for the next group.
         if split is not None and split.workers == self._workers:
             local, accum = split.local_batch_size, split.accum_steps
         due = self._rank == 0 and self._due()
@@ -157,6 +158,7 @@ class TrainingAgreement:
         local, accum = local_sizes[0], accum_steps[0]
         split = BatchSplit(local_batch_size=local, accum_steps=accum, workers=self._workers) if local else None
         return Agreed(
+            # Any rank may have heard of it first. The strongest end holds.
             end=ENDS[max(ends)],
             due=bool(dues[0]),
             over=OVERS[max(overs)],
@@ -195,6 +197,8 @@ class Mailbox:
                 continue
             floats = np.array(numbers, dtype=np.int64).view(np.float64).tolist()
             parts = self._in.setdefault(step, {})
+            # Ranks finish a step at different times, so their parts of one measurement may travel with different
+            # batches.
             parts[rank] = NoisePart.from_floats(floats)
             if len(parts) == len(messages):
                 complete.append(step)

@@ -111,6 +111,7 @@ class DistPeers:
     def sum(self, values: Sequence[float], what: str) -> list[float]:
         """Element-wise sums over the ranks."""
         self._agree(what)
+        # In double precision: sums of metrics over many ranks would lose digits otherwise.
         total = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(total, group=self._group)
         return [float(x) for x in total.tolist()]

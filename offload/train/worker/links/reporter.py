@@ -116,6 +116,7 @@ class Reporter:
     def _watch(self) -> None:
         if self._watchdog is None:
             return
+        # From this thread: the training thread may never return from its call.
         call = self._watchdog.call_waiting(PATIENCE_S)
         if call and call != self._told_waiting:
             self.event(WorkerWaits(call=call, seconds=PATIENCE_S))

@@ -134,9 +134,11 @@ class FolderCheckpointer:
         while True:
             if self._talk.rank == 0:
                 self._idle.wait(TURN_S)
+            # All ranks leave the loop with the same message, so none runs ahead.
             idle, error = self._talk.broadcast((self._idle.is_set(), self._error), 0)
             if idle:
                 break
+        # Raised once. The next checkpoint may succeed, for example once there is room again.
         self._error = None
         if error is not None:
             raise RunError(error)
@@ -179,6 +181,7 @@ class FolderCheckpointer:
             except Exception:
                 self._remove([name])  # what is there of it would take the room of the next one
                 raise
+        # Only now: until the new one is complete, an older one may be the only whole checkpoint.
         self._remove(self._replaced(before, Entry(name=name, metrics=metrics)))
 
     def _replaced(self, before: Sequence[Found], new: Entry) -> list[str]:

@@ -66,9 +66,11 @@ class Committer:
 
     def _commit(self, reason: str) -> None:
         began = time.monotonic()
+        # Other commits are rare, or come before an end, so training waits for them.
         later = reason == "interval" and (self._interval_s() or 0.0) >= LEAST_TO_GO_ON_S
         with self._watchdog.waiting():
             self._state.commit(self._described.current_metrics(), self._described.adaptation(), wait=not later)
+        # Only the time for which training stood still counts. Commits that wait cost more, and are rare.
         if later:
             self._cost_s = self._state.committed_at - began
         if self._rank == 0 and self._state.models:  # without a model, nothing was stored
@@ -97,6 +99,8 @@ class Committer:
         every_s, now = self._interval_s(), time.monotonic()
         if every_s is None or self._state.storing or now - max(self._due_at, self._state.committed_at) < every_s:
             return False
+        # Due once: the ranks hear of it with a later batch, and would otherwise hear it again with each batch in
+        # between.
         self._due_at = now
         return True
 

@@ -131,6 +131,7 @@ class TrainingState:
                 errors.append(str(error))
             # One rank may be able to read a checkpoint that another cannot: all use the newest that every rank can read.
             furthest = at if content is not None else at + 1
+            # The oldest that any rank asks for. It repeats until all ranks can read the same one.
             agreed = max(self._talk.gather_objects(furthest))
             if agreed == at and content is not None:
                 self.damaged = errors
@@ -207,11 +208,14 @@ class TrainingState:
 
         Raises RunError if the storage refuses it; without ``wait``, the next call raises the error.
         """
+        # Each rank knows only the positions that it has trained itself.
         all_trained = self._talk.gather_objects(Ranges.of_all(self._trained))
         generators = self._talk.gather_objects(checkpoints.rng_state())
         trained = self.progress.trained
         for part in all_trained:
             trained = trained.union(part)
+        # From here on, the sums of all ranks are the common past. Each rank's own begin anew, or they would count
+        # twice.
         self._summed, self._sums = self.accumulated(), {}
         if not self._resumable:
             # Without ids, a resumed run cannot tell which samples were trained: it repeats the epoch, with its sums.
@@ -252,6 +256,7 @@ class TrainingState:
             buffer = io.BytesIO()
             torch.save(part, buffer)
             buffer.seek(0)
+            # With the option of a real resume: what it refuses would be lost hours later.
             torch.load(buffer, map_location="cpu", weights_only=True)
 
     def _content(
@@ -284,6 +289,8 @@ class TrainingState:
                 f"that began the run, or start again with {argument('overwrite', True)}."
             ) from None
         rank = self._talk.rank
+        # Equal generators need equal ranks. With another number of workers, the run goes on with new ones that depend
+        # on the step alone.
         if len(stored.rng) == self._talk.world_size:
             checkpoints.set_rng_state(stored.rng[rank])
         else:
@@ -302,6 +309,7 @@ def seed_at_start(seed: int, rank: int) -> None:
 def seed_at_step(seed: int, rank: int, step: int) -> None:
     """Seed the generators of a run that goes on at this step with another number of workers. The checkpoint holds no generators for
     them."""
+    # Mixed, so that neighbouring ranks and steps get unrelated generators.
     words = np.random.SeedSequence([seed & 0xFFFFFFFFFFFFFFFF, rank, step]).generate_state(3)
     torch.manual_seed(int(words[0]))
     np.random.seed(int(words[1]))

@@ -125,6 +125,7 @@ class NoiseMeter:
         if self._several and not self._adds_up:
             self._adds_up = True  # from the next step on: this one's norms are those of single losses
             return None
+        # A batch that is not full has another variance, which would bias the mean.
         if not hooked or not whole:
             return None
         # Each micro-batch's loss was divided by the number of micro-batches, and multiplied by fp16's scale.
@@ -151,6 +152,7 @@ class NoiseMeter:
         part = None
         if before is not None and before[0] == step - 1:
             part = self._compared(before[1], local_batch_size)
+        # Kept only for a comparison: a copy of all gradients takes as much memory as the model.
         if _measured(step + 1):
             self._before = step, [[_grad(p).clone() for p in g["params"]] for _, g in self._groups]
         return part

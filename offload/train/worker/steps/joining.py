@@ -87,11 +87,13 @@ class Distributed:
                 bucket, torch.split(flat, [gradient.numel() for gradient in bucket]), strict=True
             ):
                 mean = mean.view(gradient.shape)
+                # In place: the parameters hold these tensors.
                 gradient.copy_(mean.to_sparse(gradient.sparse_dim()) if gradient.is_sparse else mean)
 
 
 def _buckets(gradients: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
     """The gradients in groups of one type and of about :data:`BUCKET_BYTES`."""
+    # Few large messages: each costs a round trip, whatever its size.
     buckets: list[list[torch.Tensor]] = []
     room: dict[torch.dtype, int] = {}
     last: dict[torch.dtype, list[torch.Tensor]] = {}

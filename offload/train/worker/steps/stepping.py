@@ -201,6 +201,7 @@ class Stepper:
         self._global.takes_part = self._global.takes_part or batch.weight > 0
         # The ranks' gradients become their mean. So a rank's mean loss over w of the W samples counts w * workers / W times.
         weight = batch.weight * self._workers / self._global.assumed
+        # Usually 1, where all parts are equal: no need for another kernel.
         scaled = loss if weight == 1.0 else loss * weight
         if self._state.scaler is not None:
             scaled = self._state.scaler.scale(scaled)

@@ -1,0 +1,1 @@
+"""The DataLoader without a cluster: processes of this machine make the batches."""
