@@ -99,7 +99,7 @@ class MapRecipe:
         program: the program's surroundings. They must be the first field, so that the others are unpickled in them.
         batches: whether an order holds the indices of a batch (torch's automatic batching).
         num_workers: torch's argument. If it is not 0, batch ``i`` is made in the role of worker ``i % num_workers``, as in torch.
-        by_name: whether batches name the classes of their objects, which a process finds that was forked from the program.
+        inherited: whether the process has it from the program, by a fork. It has the program's surroundings and classes, too.
         stored: notices what the data set stores in itself with ``num_workers=0``. With workers, it would be lost in torch, too.
     """
 
@@ -109,7 +109,7 @@ class MapRecipe:
     batches: bool
     num_workers: int = 0
     worker_init_fn: Callable[[int], None] | None = None
-    by_name: bool = False
+    inherited: bool = False
     initialised: set[int] = field(default_factory=set)
     stored: StoredWatch = field(default_factory=StoredWatch)
 
@@ -124,13 +124,14 @@ class MapRecipe:
 
     def make(self, rows: Sequence[BatchOrder], watch: Watch) -> FinishedBatches:
         """Make these batches."""
-        self.program.enter()  # iterations of one program may have begun in different folders, or with other variables
+        if not self.inherited:  # iterations of one program may have begun in different folders, or with other variables
+            self.program.enter()
         packed = []
         before = [] if self.num_workers else self.stored.look(self.dataset)
         for order in rows:
             watch.doing(_making(order.batch, self.dataset))
             # Several batches wait in memory for the end of the task, and a data set may reuse the memory of one for the next.
-            packed.append(caught(order.batch, self._batch, order, copied=len(rows) > 1, by_name=self.by_name))
+            packed.append(caught(order.batch, self._batch, order, copied=len(rows) > 1, by_name=self.inherited))
         watch.idle()
         samples = sum(len(order.indices) if self.batches else 1 for order in rows)
         return FinishedBatches(tuple(packed), samples, self.stored.since(before))
@@ -166,7 +167,7 @@ class IterableRecipe:
         num_workers: torch's argument.
         variables: the environment variables of the program's rank, by which a data set may choose its share. Ray's processes have those
             of the rank that started Ray, or none.
-        by_name: see :class:`MapRecipe`.
+        inherited: see :class:`MapRecipe`.
     """
 
     program: Program = field(default_factory=Program.here)
@@ -178,7 +179,7 @@ class IterableRecipe:
     seed: int
     worker_init_fn: Callable[[int], None] | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
-    by_name: bool = False
+    inherited: bool = False
 
     def ready(self) -> IterableRecipe:
         """Prepare this process."""
@@ -195,7 +196,7 @@ class IterableRecipe:
                 watch.doing(_making(number, self.dataset))
                 samples: list[Any] = []
                 try:
-                    item = caught(number, self._next, state, samples, copied=True, by_name=self.by_name)
+                    item = caught(number, self._next, state, samples, copied=True, by_name=self.inherited)
                 except _EndError:
                     return
                 finally:

@@ -1,4 +1,4 @@
-"""``offload.DataLoader``: torch's DataLoader, with the batches made on every CPU of the cluster."""
+"""``offload.DataLoader``: torch's DataLoader, with the batches made on every CPU of the machine, or of a cluster."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ PLACEMENTS = ("all", "other_nodes", "this_node")
 
 
 class DataLoader(torch.utils.data.DataLoader[T_co]):
-    """A ``torch.utils.data.DataLoader`` whose batches every CPU of the cluster makes.
+    """A ``torch.utils.data.DataLoader`` whose batches every CPU of this machine makes, or of a Ray cluster.
 
-    All arguments of torch's DataLoader are accepted and mean the same, with these differences:
+    It uses Ray with an ``address``, ``$RAY_ADDRESS``, or a Ray that the program has started. All arguments of torch's DataLoader are accepted and mean the same, with these differences:
 
-    * ``num_workers`` does not limit the number of processes: all CPUs work. If it is not 0, data sets see the same
+    * ``num_workers`` does not limit the number of processes: all CPUs work (on one machine, all that the program may use). If it is not 0, data sets see the same
       ``get_worker_info()`` as with torch, and an iterable data set is read by as many processes. If it is 0, the program itself reads an
       iterable data set, as with torch.
     * The random numbers of a sample depend on ``seed``, the epoch, and the sample's place in the order of the sampler: they are the same
       in every run and on every cluster. The generators of Python, NumPy, torch and OpenCV are seeded.
-    * ``prefetch_factor`` and ``multiprocessing_context`` have no effect, and batches always come in order.
+    * On a cluster, ``prefetch_factor``, ``multiprocessing_context`` and ``persistent_workers`` have no effect. Batches always come in order.
 
     Args:
-        dataset: a map-style or iterable data set, or a list. It travels to the processes pickled, in each epoch as it then is.
-        address: the cluster, ``"auto"`` or ``host:port``; by default ``$RAY_ADDRESS``, or else a new cluster on this machine. A process
-            that is already connected to a Ray cluster uses that one; an address of another is an error.
+        dataset: a map-style or iterable data set, or a list. Forked processes inherit it, others get it pickled, in each epoch as it then is.
+        address: the cluster, ``host:port`` or ``"auto"``, or ``"local"`` for a new one on this machine; by default ``$RAY_ADDRESS``, or else
+            none. A process that is already connected to a Ray cluster uses that one; an address of another is an error.
         seed: the seed of augmentations. By default, torch's generator draws one in each epoch, as torch does.
         on_device: a function of the batch. The loader first moves the batch to this process's accelerator, if there is one.
         placement: the nodes whose CPUs work: ``"all"``, ``"other_nodes"`` or ``"this_node"``.
@@ -110,7 +110,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        sane = '"auto" or host:port'
+        sane = '"auto", "local" or host:port'
         self.address = None if address is None else check_text("DataLoader: address", address, sane=sane)
         self.seed = None if seed is None else check_count("DataLoader: seed", seed)
         self.on_device = (
@@ -211,7 +211,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._remarks.once(
             "in program",
             f"the program itself reads the iterable data set {type(self.dataset).__name__}, as num_workers=0 says; pass num_workers=N to "
-            "read it by N processes of the cluster, ahead of the program",
+            "read it by N processes, ahead of the program",
         )
         return iteration
 
@@ -220,7 +220,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             option = f"timeout={self.timeout:g}" if self.timeout else 'placement="other_nodes"'
             raise ConfigError(
                 f"DataLoader: {option} is not possible with num_workers=0 and an iterable data set: the program itself reads it. Pass "
-                "num_workers of 1 or more, to read it by as many processes of the cluster."
+                "num_workers of 1 or more, to read it by as many processes."
             )
 
     def check_worker_number_rationality(self) -> None:

@@ -22,6 +22,7 @@ from offload.pipeline.pool.task import Cost
 from offload.pipeline.preprocessing.environment import Ordinal, begin, keep_freed_memory
 from offload.pipeline.preprocessing.watchdog import GIVEN_UP, Watch
 from offload.pipeline.program import pickling
+from offload.pipeline.program.remedies import remedy
 
 AT_ONCE_S = 0.25  # longest gap between consecutive tasks; a longer one means that the process was idle
 
@@ -39,7 +40,7 @@ def work(connection: socket.socket, recipe: MapRecipe | IterableRecipe | bytes, 
         prepared = (pickling.loads(recipe) if isinstance(recipe, bytes) else recipe).ready()
     except Exception as error:  # the user's classes may raise anything
         traceback.print_exc()
-        _tell(connection, NotPrepared(reason=f"{type(error).__name__}: {error}"))
+        _tell(connection, NotPrepared(reason=f"{type(error).__name__}: {error}.{remedy(error)}"))
         return
     gc.freeze()  # collections would copy the pages that this process shares with the program
     _tell(connection, Ready())

@@ -329,7 +329,7 @@ class LocalFetcher:
                     self._meter.add(Block(ref=None, cost=message.cost))
                     self._work.made(child, child.tasks.popleft(), message)
                 elif isinstance(message, NotPrepared):
-                    raise RunError(f"a preprocessing process could not load the data set: {message.reason}.")
+                    raise RunError(f"a preprocessing process could not load the data set: {message.reason}")
                 elif isinstance(message, Slow):
                     say(f"{message.what} has already taken {message.seconds:.0f} s")
             self._give()

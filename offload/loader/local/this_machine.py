@@ -74,7 +74,7 @@ def process_count(plan: IterationPlan, env: Mapping[str, str]) -> int:
 
 def _children(plan: IterationPlan, context: Any) -> Children:
     if context.get_start_method() == "fork":
-        return Children(replace(plan.recipe, by_name=True), context, None)
+        return Children(replace(plan.recipe, inherited=True), context, None)
     try:
         return Children(plan.recipe, context, pickling.dumps(plan.recipe))
     except Exception as error:  # the user's classes may raise anything
