@@ -71,7 +71,9 @@ def measured(revision: str) -> dict[str, Any]:
 @click.command(help=__doc__)
 @click.option("--revision", "revisions", multiple=True, default=("HEAD",), show_default=True, help="May be repeated.")
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(1))
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the result there as JSON.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Write the result there as JSON, beside earlier runs."
+)
 def main(revisions: tuple[str, ...], repeats: int, output: Path | None) -> None:
     commits = [
         subprocess.run(
@@ -80,12 +82,21 @@ def main(revisions: tuple[str, ...], repeats: int, output: Path | None) -> None:
         ).stdout.strip()
         for revision in revisions
     ]  # fmt: skip
-    runs: dict[str, list[dict[str, Any]]] = {commit: [] for commit in commits}
+    runs: dict[str, list[dict[str, Any]]] = {}
+    if output is not None and output.exists():
+        runs = json.loads(output.read_text(encoding="utf-8"))["repeats"]
     for _ in range(repeats):
-        for commit, seen in runs.items():
-            seen.append(measured(commit))
-            print(commit, json.dumps(seen[-1]), flush=True)
-    document = {
+        for commit in commits:
+            runs.setdefault(commit, []).append(measured(commit))
+            print(commit, json.dumps(runs[commit][-1]), flush=True)
+            if output is not None:  # after each run: all of them take long
+                output.write_text(json.dumps(document_of(runs), indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(document_of(runs)["medians"], indent=2))
+
+
+def document_of(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """The result of the runs, by commit."""
+    return {
         "benchmark": "first_minutes",
         "claim": "a new user has a report within 150 seconds of git clone, of which the demo itself takes at most 60",
         "command": shlex.join(["python", "benchmarks/first_minutes.py", *sys.argv[1:]]),
@@ -97,9 +108,6 @@ def main(revisions: tuple[str, ...], repeats: int, output: Path | None) -> None:
         },
         "repeats": runs,
     }
-    print(json.dumps(document["medians"], indent=2))
-    if output is not None:
-        output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

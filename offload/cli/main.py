@@ -18,7 +18,7 @@ import offload
 from offload.cli.output import print_error, stdout_for_json
 from offload.cli.parameters import options_of
 from offload.cli.script import build_trainer, check_script
-from offload.errors import OffloadError
+from offload.errors import OffloadError, argument
 from offload.process.interrupts import (
     INTERRUPTED,
     SAID,
@@ -119,7 +119,7 @@ def _leave(code: Any) -> None:
 def main() -> None:
     """Preprocess on every CPU of the cluster, so that GPUs never wait.
 
-    A first look: `offload doctor` checks this machine, `offload demo` trains on real images in a few minutes,
+    A first look: `offload doctor` checks this machine, `offload demo` shows in a minute what offloading brings here,
     `offload run SCRIPT` runs your own script (a file that defines build() -> offload.Trainer). Before you rent machines,
     `offload probe SCRIPT` measures it, and `offload plan` recommends machines. `offload watch RUN_DIR` follows a run,
     `offload report RUN_DIR` shows what it did.
@@ -229,8 +229,8 @@ def demo(
 ) -> None:
     """Show what offloading brings on this machine, then train a small ResNet on the same images.
 
-    First it makes the data set of real JPEGs (once). Then a loop runs for 6 s with torch's DataLoader, whose workers have the GPU host's
-    share of the cores (a quarter, at least one), and for 6 s with offload.DataLoader on every CPU. Before the second loop, the model
+    First it makes the data set of real JPEGs (once). Then a loop runs for 5 s with torch's DataLoader, whose workers have the GPU host's
+    share of the cores (a quarter, at least one), and for 5 s with offload.DataLoader on every CPU. Before the second loop, the model
     predicts its rate. This emulates a GPU host and a CPU host on one machine. Without a GPU, a paced accelerator stands in for it,
     which takes time and computes nothing. With an address, the cluster may have other machines, and there is no comparison.
 
@@ -244,6 +244,7 @@ def demo(
     """
     from offload.cli.demo.picture import compare_and_show
     from offload.cli.demo.workload import build_demo, make_data
+    from offload.machine import usable_cores
     from offload.model.checks import check_path
     from offload.report.run_dir import RunDirectory
     from offload.report.terminal.live_line import stderr_console
@@ -252,7 +253,9 @@ def demo(
     with stdout_for_json(as_json) as emit:
         # Check these before anything takes time.
         address = check_address(address)
-        where = check_path("run_dir", "runs/demo" if run_dir is None else run_dir, sane="a folder, such as runs/a")
+        where = check_path(
+            argument("run_dir"), "runs/demo" if run_dir is None else run_dir, sane="a folder, such as runs/a"
+        )
         RunDirectory(Path(where), overwrite=overwrite)
         console = stderr_console(quiet=quiet)
         try:
@@ -264,7 +267,10 @@ def demo(
         except KeyboardInterrupt:
             click.echo(SAID_OF_OTHERS, err=True)
             sys.exit(INTERRUPTED)
-        _fit(build_demo(made, epochs=epochs), where, overwrite, address, storage_path, quiet, emit, after)
+        trainer = build_demo(made, epochs=epochs)
+        if here and usable_cores() < 2:  # the worker and preprocessing share it
+            trainer = trainer.with_workers(cpus_per_worker=0.0)
+        _fit(trainer, where, overwrite, address, storage_path, quiet, emit, after)
 
 
 def _fit(

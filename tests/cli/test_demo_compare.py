@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
 
+import offload
 from offload.cli.demo import comparison
 from offload.cli.demo import side as program
 from offload.cli.demo.comparison import SECONDS, Comparison, Side, compare, host_cores, predicted_samples_per_s
@@ -179,17 +180,39 @@ def test_a_run_directory_that_cannot_be_used_is_refused_before_anything_is_made(
     assert not (tmp_path / "data").exists()
 
 
-def test_the_picture_is_printed_before_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fit(*_: Any, **__: Any) -> None:
+@pytest.fixture
+def untrained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], tuple[Result, offload.Trainer]]:
+    """A function that runs the demo up to its training, which fails; it returns the command's result and the Trainer."""
+    trainers: list[offload.Trainer] = []
+
+    def fit(trainer: offload.Trainer, **_: Any) -> None:
+        trainers.append(trainer)
         raise RunError("the training failed.")
 
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(offload.Trainer, "fit", fit)
+
+    def run() -> tuple[Result, offload.Trainer]:
+        where = ["--run-dir", str(tmp_path / "run"), "--data", str(tmp_path / "data"), "--images", "50"]
+        return CliRunner().invoke(main, ["demo", *where]), trainers[-1]
+
+    return run
+
+
+def test_the_picture_is_printed_before_the_training(untrained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("offload.cli.demo.picture.compare", lambda *_: both(200.0, 500.0))
-    monkeypatch.setattr("offload.train.driver.trainer.Trainer.fit", fit)
-    where = ["--run-dir", str(tmp_path / "run"), "--data", str(tmp_path / "data"), "--images", "50"]
-    done = CliRunner().invoke(main, ["demo", *where])
+    done, _ = untrained()
     assert done.exit_code == 1
     assert "2.50× the rate" in done.stdout
     assert done.stderr.splitlines()[-1] == "offload: the training failed."
+
+
+def test_on_one_core_the_worker_leaves_it_to_preprocessing(untrained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("offload.machine.usable_cores", lambda: 1)
+    monkeypatch.setattr(comparison, "usable_cores", lambda: 1)
+    done, trainer = untrained()
+    assert "one core" in done.stdout
+    assert trainer.overrides.cpus_per_worker == 0
 
 
 @pytest.mark.soak
@@ -201,7 +224,6 @@ def test_a_side_that_fails_is_named_with_a_remedy(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.ray
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_both_loaders_run_the_loop(jpeg_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("RAY_")]:

@@ -14,7 +14,7 @@ import numpy as np
 import PIL.Image
 import pytest
 import simplejpeg
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from offload.pipeline.images import turbojpeg
@@ -218,6 +218,7 @@ def test_a_truncated_file_fails_in_the_same_words(cut: int) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(flips=st.lists(st.tuples(st.integers(2, 1 << 20), st.integers(0, 255)), min_size=1, max_size=6))
+@example(flips=[(169, 0x14)])  # a header with the subsampling 4:4:1
 def test_damage_is_an_error_of_the_image_or_goes_unnoticed(flips: list[tuple[int, int]]) -> None:
     data = bytearray(jpeg(picture(60, 80)))
     for place, value in flips:

@@ -535,12 +535,23 @@ def test_tensors_of_any_type_and_shape(name: str) -> None:
             check_same(tensor, GIVEN_TENSORS[name])
 
 
+def resizes(image: PIL.Image.Image) -> bool:
+    """Return whether this Pillow interpolates images of this mode."""
+    try:
+        image.resize((4, 4), PIL.Image.Resampling.BILINEAR)
+    except ValueError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("kind", ["colours", "a clip", "floats", "P", "I;16", "RGB"])
 def test_a_preset_gets_what_the_data_set_returned(kind: str) -> None:
     from torchvision.models import ResNet18_Weights
 
     transform = ResNet18_Weights.DEFAULT.transforms(crop_size=24, resize_size=32)
     value = TENSORS[kind] if kind in TENSORS else of_mode(kind)
+    if kind == "I;16" and not resizes(value):
+        pytest.skip("this Pillow does not resize images of 16 bits")
     if kind == "P":
         value = masked_photo()
     if kind in ("P", "I;16"):  # one channel

@@ -20,6 +20,7 @@ from rich.table import Table as Rows
 from offload.cli.demo.comparison import Comparison, Side, compare
 from offload.errors import RunError
 from offload.formatting import count, figure, share, times
+from offload.paced import PacedAccelerator
 from offload.prices import built_in
 from offload.report.page.charts.chart import Chart, ChartLine, time_axis, value_axis
 from offload.report.page.charts.pictures import draw_chart
@@ -47,7 +48,8 @@ def compare_and_show(images: Path, console: Console) -> Callable[[Path], tuple[d
     click.echo(
         f"\n{words(comparison, width=shutil.get_terminal_size().columns if terminal else WIDTH, colors=terminal)}\n"
     )
-    console.print("training a small ResNet on the same images", soft_wrap=True)
+    place = "; a CPU core computes in a GPU's place, and is the bottleneck" if _is_paced(comparison.alone) else ""
+    console.print(f"training a small ResNet on the same images{place}", soft_wrap=True)
     return lambda run_dir: ({NAME: comparison.document()}, f"side by side: {write(run_dir, comparison)}")
 
 
@@ -77,7 +79,7 @@ def words(comparison: Comparison, *, width: int = WIDTH, colors: bool = False) -
     )
     console.print(rows)
     bars = "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
-    text = [_sentence(comparison), _stands(alone.device)]
+    text = [_sentence(comparison), _stands(alone)]
     if comparison.core_share < BUSY:
         taken = share(1 - comparison.core_share)
         text.append(
@@ -96,10 +98,14 @@ def _sentence(comparison: Comparison) -> str:
     )
 
 
-def _stands(device: str) -> str:
+def _stands(side: Side) -> str:
     """What is emulated."""
-    paced = f" A {device} stands in for a GPU: it takes time and computes nothing." if "paced" in device else ""
+    paced = f" A {side.device} stands in for a GPU: it takes time and computes nothing." if _is_paced(side) else ""
     return f"{EMULATED}{paced}"
+
+
+def _is_paced(side: Side) -> bool:
+    return side.device.startswith(PacedAccelerator.name)
 
 
 def write(run_dir: Path, comparison: Comparison) -> Path:
@@ -131,8 +137,8 @@ def chart_of(comparison: Comparison) -> Chart:
     ]
     return Chart(
         key=NAME,
-        title=f"The same loop with two loaders, emulated on one machine ({alone.device})",
-        reading=f"Higher is faster. {_stands(alone.device)}",
+        title="The same loop with two loaders, emulated on one machine",
+        reading=f"Higher is faster. {_stands(alone)}",
         x=time_axis(end),
         y=value_axis("images/s", lines, log=False),
         lines=tuple(lines),

@@ -25,7 +25,7 @@ from offload.paced import PacedAccelerator
 
 PACED_IMAGES_PER_S = 5000.0  # far above what a few cores preprocess, as a GPU is
 ENDLESS = 1_000_000_000  # samples of an epoch: the loop ends by time, before an epoch would
-COSTS_S = 3.0  # enough for dozens of batches of each core
+COSTS_S = 2.0  # enough for dozens of batches of each core
 STEPS = 5
 
 Step = Callable[[Any, Any], None]

@@ -24,6 +24,9 @@ _PLAIN = ("YCbCr", "RGB", "Gray")
 
 _END, _NEAR_END = b"\xff\xd9", 64
 
+# What simplejpeg raises for a header: it knows no name for the subsampling 4:4:1, and raises KeyError.
+_UNREADABLE = (ValueError, KeyError)
+
 
 class UndecodableError(DecodeError):
     """An image that its source passed on encoded is broken. The text begins with the source's own words for that."""
@@ -67,7 +70,7 @@ def read_image(data: bytes, broken: str, *, encoded: bool) -> EncodedImage | Ima
 
     try:
         height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
-    except ValueError:
+    except _UNREADABLE:
         return decode_image(data)
     return EncodedImage(data, height, width, broken) if colors in _PLAIN else decode_image(data)
 
@@ -97,6 +100,6 @@ def _scaled(data: bytes, scale: int) -> Image | None:
         height, width, _, _ = simplejpeg.decode_jpeg_header(data)
         least = {"min_height": -(-height // scale), "min_width": -(-width // scale), "min_factor": scale}
         small: Image = simplejpeg.decode_jpeg(data, colorspace="RGB", strict=True, **least)
-    except ValueError:
+    except _UNREADABLE:
         return None
     return small

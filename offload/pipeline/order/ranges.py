@@ -26,7 +26,7 @@ class Ranges:
             return cls()
         if values[-1] - values[0] == values.size - 1 and (values[1:] > values[:-1]).all():
             return cls(((int(values[0]), int(values[-1]) + 1),))  # a run, as most batches are: sorting takes far longer
-        # Sorts, too.
+        # unique() also sorts, on which the search for breaks relies.
         values = np.unique(values)
         breaks = np.flatnonzero(np.diff(values) != 1)
         starts = values[np.concatenate(([0], breaks + 1))]

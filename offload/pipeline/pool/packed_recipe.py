@@ -14,7 +14,6 @@ import offload.process.ray_forks  # noqa: F401  # a transform may fork
 from offload.actors.values import Answer
 from offload.errors import FAILURES, RunError, find_offload_error
 from offload.pipeline.preprocessing.block import Scratch
-from offload.pipeline.preprocessing.environment import here
 from offload.pipeline.preprocessing.watchdog import Watch
 from offload.pipeline.preprocessing.wording import say
 from offload.pipeline.program import main_module, pickling
@@ -84,9 +83,9 @@ def loaded(packed: np.ndarray[Any, Any]) -> Any:
 
 
 def _tell_problem() -> None:
-    """Print once what went wrong when this process ran the program's script again."""
+    """Print what went wrong when this process ran the program's script again, once. The program shows few equal lines."""
     problem = main_module.problem()
-    if problem and problem not in _told and here().number == 0:
+    if problem and problem not in _told:
         sys.stderr.write(f"{problem}\n")
         sys.stderr.flush()
     _told.add(problem)
