@@ -17,9 +17,9 @@ from functools import partial
 from typing import Any
 
 import ray
-from ray import cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from offload.pipeline.program import pickling
 from offload.preload.ended import exit_status
 from offload.ray_private.actor_ends import ran_out_of_memory
 from offload.train.cluster.holdings import Holdings
@@ -78,7 +78,7 @@ class TrainingWorker:
         """Join the group, and call the pickled function."""
 
         def run() -> str:
-            main: Main = cloudpickle.loads(packed)
+            main: Main = pickling.loads(packed)
             with joined(member, self._store) as device:
                 return main(dataclasses.replace(member, device=str(device)))
 
@@ -196,7 +196,7 @@ class RayGroup:
         # Told before the processes join: from here on, a death is a failure of training, not of the start.
         self._tell(Joining(attempt=self._plan.attempt, nodes=tuple(process.node for process in self._by_rank)))
         # In the object store, once for all: the driver's node has it, whichever node died with the last group.
-        packed = ray.put(cloudpickle.dumps(self._main))  # type: ignore[no-untyped-call]  # PyPI's copy knows no references
+        packed = ray.put(pickling.dumps(self._main))
         for rank, actor in enumerate(self._actors):
             member = dataclasses.replace(self._members[rank], master=self._by_rank[0].address, port=ports[0])
             ended = actor.run.remote(packed, member).future()
