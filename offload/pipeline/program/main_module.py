@@ -136,7 +136,8 @@ def of_this_process() -> MainModule | None:
     file = _file_of(main)
     if file is None or Path(file).stem == "ipython" or _name_of(main).split(".")[-1] == "__main__":
         return None
-    return _read(file, getattr(main.__spec__, "parent", None) or None, is_safe=main is _imported)
+    package = getattr(getattr(main, "__spec__", None), "parent", None) or None
+    return _read(file, package, is_safe=main is _imported)
 
 
 def _name_of(main: Any) -> str:
