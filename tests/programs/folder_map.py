@@ -30,9 +30,9 @@ QUESTIONS = {
         "pipeline/feed/sizing.py": "the rule and its constants",
         "pipeline/feed/meter.py": "the measurements of the rule",
         "pipeline/pool/task.py": "the work that counts (`Cost.work_s`)",
-        "pipeline/feed/tasks.py": "who asks it for a run",
-        "pipeline/feed/pace.py": "the limit of a slow link",
-        "loader/job/loader_feed.py": "who asks it for a DataLoader",
+        "pipeline/feed/tasks.py": "who asks it for a run; beside it, `pace.py` limits blocks behind slow links",
+        "loader/job/loader_feed.py": "who asks it for a DataLoader on a cluster",
+        "loader/local/local_fetcher.py": "who asks it for a DataLoader on this machine alone",
     },
     "Why did a sample come twice, or never, within a run?": {
         "pipeline/feed/tasks.py": "each position in one task, except those that were trained",

@@ -13,6 +13,7 @@ import operator
 import sys
 import types
 import weakref
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -33,6 +34,13 @@ def adopt_registrations() -> None:
     if (rays := sys.modules.get("ray.cloudpickle")) is not None:
         for name in rays.list_registry_pickle_by_value() & sys.modules.keys():
             cloudpickle.register_pickle_by_value(sys.modules[name])
+
+
+def dispatch_table(own: Mapping[type, Any]) -> Mapping[type, Any]:
+    """The reducers of classes, ``own`` before those that Ray registers with its own copy of cloudpickle: of references and of handles of
+    actors, which a data set may hold."""
+    rays = sys.modules.get("ray.cloudpickle")
+    return own if rays is None else ChainMap(own, rays.CloudPickler.dispatch_table)  # type: ignore[arg-type]
 
 
 def adopt_loaded_by_path(name: Any) -> None:
