@@ -63,11 +63,16 @@ class MainModule:
         """The names that it has when it runs again; none if it does not."""
         return tuple(names_of(self.source)) if self.is_guarded else ()
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this process has it already: it is the program, a fork of it, or has run the script again."""
+        return self.path == _file_of(script_module())
+
     def run_again(self) -> bool:
         """Make it this process's ``__main__``, and return whether it has run for that. An error of it leaves the module as far as it has
         come: see :func:`problem`."""
         global _problem
-        if not self.is_guarded or self.path == _file_of(script_module()):
+        if not self.is_guarded or self.is_here:
             return False
         _former.append(sys.modules["__main__"])  # functions at work may look names up there
         module = types.ModuleType(NAME)
