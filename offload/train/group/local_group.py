@@ -114,7 +114,7 @@ class LocalGroup:
             if not self._ended:
                 process.start()
                 self._processes[member.rank], self._reports[member.rank] = process, mine
-        # Only the process itself keeps its end open. So the pipe tells of its death.
+        # Only the process itself keeps its end open, so the pipe closes when it dies.
         its.close()
 
     def _follow(self) -> None:
