@@ -296,7 +296,7 @@ def _chunk_cut(positions: Missing, start: int, size: int) -> int:
     return cut - 1 + int(np.count_nonzero(chunks == chunks[0]))
 
 
-ROWS_UNKNOWN = 64  # of a unit, until the first ones were made
+ROWS_UNKNOWN = 64  # assumed rows of a unit, until the first ones were made
 
 
 class UnitTasks(PassTasks):

@@ -20,7 +20,7 @@ from offload.pipeline.pool.ray_state import SLACK, Held, awaited_cpus, held, pro
 LOOK_S = 5.0
 SHARE_S = 10.0  # time in vain before preprocessing shares its cores: tasks come and go
 SAY_S = 30.0
-AGAIN_S = 300.0  # before the message is repeated
+AGAIN_S = 300.0  # time before the message is repeated
 NEVER_S = 300.0  # time in vain, while only the run's own workers hold CPUs: a cluster may grow meanwhile
 
 Verdict = Literal["share", "say", "never"]
