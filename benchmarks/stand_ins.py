@@ -32,6 +32,7 @@ from offload.pipeline.index.rows import as_table
 from offload.pipeline.pool.packed_recipe import PackedRecipe
 from offload.pipeline.pool.pool import Pool
 from offload.pipeline.pool.preprocessor import Preprocessor
+from offload.pipeline.pool.processes import RayProcesses
 from offload.pipeline.pool.task import Cost
 from offload.train.hub.actor import Hub, take_turns
 from offload.train.hub.board import Board
@@ -167,7 +168,8 @@ class RealPool(Pool):
     """The pool, with a process for each core, all on this machine."""
 
     def _new_actor(self, node: str, me: Any) -> Any:
-        self._actor = ray.remote(RealProcess)
+        assert isinstance(self._processes, RayProcesses)
+        self._processes.actor = ray.remote(RealProcess)
         return super()._new_actor(ray.get_runtime_context().get_node_id(), me)
 
     def slept_s(self, since: float, until: float) -> list[float]:

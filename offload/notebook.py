@@ -33,7 +33,7 @@ from offload.report.page.records import read_run
 from offload.report.run_dir import to_json
 from offload.report.terminal.plan_table import format_plan
 from offload.report.terminal.probe_text import format_probe
-from offload.train.cluster.connection import check_address
+from offload.train.driver.platform.choice import check_address
 from offload.train.driver.trainer import Trainer
 
 __all__ = ["PlanResult", "ProbeResult", "ReportResult", "plan", "probe", "report"]
@@ -126,7 +126,7 @@ def probe(
         trainer: what a script's ``build()`` would return.
         name: the workload's name in the profile.
         seconds: the time for measuring, at least 5, besides the start of Ray; about a minute by default. Less time gives wider ranges.
-        address: a Ray cluster (``"auto"``, ``"host:port"``); by default ``RAY_ADDRESS``, or else one on this machine.
+        address: a Ray cluster (``"auto"``, ``"host:port"``); by default ``RAY_ADDRESS``, or else this machine without Ray.
         core_speed: the speed of this machine's cores, all of them busy, relative to an ml.c5 vCPU: 0.01 to 100.
         quiet: whether to hide the progress bar.
 

@@ -49,9 +49,10 @@ LAYERS = [
     {"offload.report"},  # on plain data: it reads files, not objects of the layers that write them
     {"offload.measure", "offload.prices"},
     {"offload.model"},
+    {"offload.actors"},
     {
-        "offload.errors",
         "offload.engine",
+        "offload.errors",
         "offload.files",
         "offload.formatting",
         "offload.machine",
@@ -225,7 +226,7 @@ def test_plain_layers_load_neither_torch_nor_ray() -> None:
     ("module", "without"),
     [
         # The actor of a run: it is waited for.
-        ("offload.train.hub.actor", {"torch", "torchvision", "timm", "pandas", "ray.data", "ray.train"}),
+        ("offload.train.hub.ray_hub", {"torch", "torchvision", "timm", "pandas", "ray.data", "ray.train"}),
         # A process on every spot node.
         ("offload.train.cluster.notices", {"torch", "torchvision", "timm", "pandas", "scipy", "ray.data", "ray.train"}),
         # The entry of a job: it must be able to say that its host lacks them.

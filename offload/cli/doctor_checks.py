@@ -280,7 +280,7 @@ def check_cluster(
         return Check(name="cluster", status="fail", found=finding, remedy=remedy)
 
     if address is None:
-        return Check(name="cluster", status="ok", found="no address given: a run starts a local Ray")
+        return Check(name="cluster", status="ok", found="no address given: a run uses this machine, without Ray")
     if address == "auto":
         return fail(
             "no cluster known here", "give --address HOST:PORT or set RAY_ADDRESS; or start one: ray start --head"

@@ -119,7 +119,7 @@ def _leave(code: Any) -> None:
 def main() -> None:
     """Preprocess on every CPU of the cluster, so that GPUs never wait.
 
-    A first look: `offload doctor` checks this machine, `offload demo` trains on real images in a few minutes,
+    A first look: `offload doctor` checks this machine, `offload demo` shows in a minute what offloading brings here,
     `offload run SCRIPT` runs your own script (a file that defines build() -> offload.Trainer). Before you rent machines,
     `offload probe SCRIPT` measures it, and `offload plan` recommends machines. `offload watch RUN_DIR` follows a run,
     `offload report RUN_DIR` shows what it did.
@@ -135,7 +135,7 @@ def _run_options(command: Any) -> Any:
         click.option(
             "--address",
             metavar="HOST:PORT",
-            help='A Ray cluster ("auto": RAY_ADDRESS, or else this host\'s). Default: RAY_ADDRESS, or one on this machine.',
+            help='A Ray cluster ("auto": RAY_ADDRESS, or else this host\'s). Default: RAY_ADDRESS, or this machine without Ray.',
         ),
         click.option(
             "--storage-path",
@@ -184,8 +184,8 @@ def run(
     SIGHUP do the same. Exit codes: 0 success, 130 interrupted, 2 an error before the first step, 1 a later failure.
     """
     from offload.report.terminal.full_screen import check_view
-    from offload.train.cluster.connection import check_address
     from offload.train.config import WorkerOverrides
+    from offload.train.driver.platform.choice import check_address
 
     numbers = {"max_workers": max_workers, "cpus_per_worker": cpus_per_worker, "gpus_per_worker": gpus_per_worker}
     with stdout_for_json(as_json) as emit:
@@ -248,7 +248,7 @@ def demo(
     from offload.model.checks import check_path
     from offload.report.run_dir import RunDirectory
     from offload.report.terminal.live_line import stderr_console
-    from offload.train.cluster.connection import check_address
+    from offload.train.driver.platform.choice import check_address
 
     with stdout_for_json(as_json) as emit:
         # Check these before anything takes time.

@@ -31,7 +31,7 @@ from offload.report.terminal.probe_text import format_probe
 @click.option(
     "--address",
     metavar="HOST:PORT",
-    help='A Ray cluster ("auto": RAY_ADDRESS, or else this host\'s). Default: RAY_ADDRESS, or one on this machine.',
+    help='A Ray cluster ("auto": RAY_ADDRESS, or else this host\'s). Default: RAY_ADDRESS, or this machine without Ray.',
 )
 @click.option(
     "--core-speed",
@@ -82,7 +82,7 @@ def probe(
     prints the core-ms before and after, how far the outputs differ, the predicted input ceiling, and a diff of SCRIPT and of the modules
     beside it.
     """
-    from offload.train.cluster.connection import check_address
+    from offload.train.driver.platform.choice import check_address
 
     with stdout_for_json(as_json) as emit:
         # What a profile may hold.

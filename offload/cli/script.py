@@ -10,6 +10,9 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import cloudpickle
+
+from offload.engine import ADDRESS, program_uses_ray
 from offload.errors import ConfigError, OffloadError
 from offload.files import is_file
 from offload.model.checks import shown
@@ -32,8 +35,6 @@ def check_script(script: Path, what: str = "a Python file that defines build() -
 def load_script(script: Path, args: tuple[str, ...]) -> Any:
     """Return ``build`` of a user's script, imported by its path with ``sys.argv`` set to the arguments after ``--``. Workers get the
     script by value, so they need not be able to import it."""
-    from ray import cloudpickle
-
     check_script(script)
     sys.argv = [str(script), *args]
     sys.path.insert(0, str(script.resolve().parent))
@@ -56,8 +57,8 @@ def load_script(script: Path, args: tuple[str, ...]) -> Any:
             f"{script} defines no build(). Add one that returns an offload.Trainer. A program that iterates over an offload.DataLoader "
             "runs by itself (python SCRIPT); offload probe measures it with --loader NAME."
         )
-    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
-    imported(str(script.resolve()))
+    cloudpickle.register_pickle_by_value(module)
+    imported(module)
     return module.build
 
 
@@ -65,10 +66,11 @@ def build_trainer(script: Path, args: tuple[str, ...], address: str | None = Non
     """Return the Trainer of the script's ``build()``. Raises ConfigError if it cannot be called, or returns something else.
 
     ``address``: the address of the run's cluster. Without one, a script that uses Ray in ``build()``, such as ``ray.data.range``, gets
-    a Ray of its own, too. By itself, Ray would join any cluster that it finds on this machine, or wait for one that refuses it.
+    a Ray of its own. By itself, Ray would join any cluster that it finds on this machine, or wait for one that refuses it.
     """
-    if address is None:
-        os.environ.setdefault("RAY_ADDRESS", "local")
+    local = address is None and ADDRESS not in os.environ
+    if local:
+        os.environ[ADDRESS] = "local"
     build = load_script(script, args)
     try:
         trainer = build()
@@ -82,6 +84,8 @@ def build_trainer(script: Path, args: tuple[str, ...], address: str | None = Non
 
     if not isinstance(trainer, Trainer):
         raise ConfigError(f"build() in {script} returned {type(trainer).__name__}; it must return an offload.Trainer.")
+    if local and not program_uses_ray() and all(pipeline.dataset is None for pipeline in trainer.datasets.values()):
+        del os.environ[ADDRESS]  # the run needs no Ray
     return trainer
 
 

@@ -38,19 +38,22 @@ PLACEMENTS = ("all", "other_nodes", "this_node")
 class DataLoader(torch.utils.data.DataLoader[T_co]):
     """A ``torch.utils.data.DataLoader`` whose batches every CPU of this machine makes, or of a Ray cluster.
 
-    It uses Ray with an ``address``, ``$RAY_ADDRESS``, or a Ray that the program has started. All arguments of torch's DataLoader are accepted and mean the same, with these differences:
+    It uses Ray with an ``address``, ``$RAY_ADDRESS``, or a Ray that the program has started. All arguments of torch's DataLoader are
+    accepted and mean the same, with these differences:
 
-    * ``num_workers`` does not limit the number of processes: all CPUs work (on one machine, all that the program may use). If it is not 0, data sets see the same
-      ``get_worker_info()`` as with torch, and an iterable data set is read by as many processes. If it is 0, the program itself reads an
-      iterable data set, as with torch.
+    * ``num_workers`` does not limit the number of processes: all CPUs work (on one machine, all that the program may use). If it is not
+      0, data sets see the same ``get_worker_info()`` as with torch, and an iterable data set is read by as many processes. If it is 0, the
+      program itself reads an iterable data set, as with torch.
     * The random numbers of a sample depend on ``seed``, the epoch, and the sample's place in the order of the sampler: they are the same
       in every run and on every cluster. The generators of Python, NumPy, torch and OpenCV are seeded.
-    * On a cluster, ``prefetch_factor``, ``multiprocessing_context`` and ``persistent_workers`` have no effect. Batches always come in order.
+    * On a cluster, ``prefetch_factor``, ``multiprocessing_context`` and ``persistent_workers`` have no effect.
+    * Batches always come in order.
 
     Args:
-        dataset: a map-style or iterable data set, or a list. Forked processes inherit it, others get it pickled, in each epoch as it then is.
-        address: the cluster, ``host:port`` or ``"auto"``, or ``"local"`` for a new one on this machine; by default ``$RAY_ADDRESS``, or else
-            none. A process that is already connected to a Ray cluster uses that one; an address of another is an error.
+        dataset: a map-style or iterable data set, or a list. Forked processes inherit it, others get it pickled, in each epoch as it
+            then is.
+        address: the cluster, ``host:port`` or ``"auto"``, or ``"local"`` for a new one on this machine; by default ``$RAY_ADDRESS``, or
+            else none. A process that is already connected to a Ray cluster uses that one; an address of another is an error.
         seed: the seed of augmentations. By default, torch's generator draws one in each epoch, as torch does.
         on_device: a function of the batch. The loader first moves the batch to this process's accelerator, if there is one.
         placement: the nodes whose CPUs work: ``"all"``, ``"other_nodes"`` or ``"this_node"``.

@@ -18,7 +18,13 @@ from typing import Any
 from offload.preload import ahead
 from offload.ray_private.preload import PART
 
-ALWAYS = ("ray", "torch", "offload.pipeline.pool.pool", "offload.pipeline.describe.sources", "offload.train.hub.actor")
+ALWAYS = (
+    "ray",
+    "torch",
+    "offload.pipeline.pool.pool",
+    "offload.pipeline.describe.sources",
+    "offload.train.hub.ray_hub",
+)
 """What preprocessing and the hub need. A node that only preprocesses imports no more."""
 # Imported ahead if the driver imported them, too: a script that does not use them need not have them.
 IF_USED = ("torchvision", "torchvision.transforms.v2", "timm", "cv2", "simplejpeg", "PIL.Image", "pandas", "scipy")
@@ -47,7 +53,7 @@ def runtime_env(job: Mapping[str, Any], *, also: Sequence[str] = ()) -> dict[str
         return {}
     launcher = Path(__file__).with_name("python.py")
     # A server that was started ahead may have begun before the driver imported the rest.
-    also = [*_used(), *also]
+    also = [*used(), *also]
     key = ahead.key() or _key()
     ours = shlex.join([sys.executable, "-S", str(launcher), key, ",".join(ALWAYS), ",".join(also)])
     # A node with this Python or this package elsewhere starts its processes normally.
@@ -61,14 +67,15 @@ def serving_ahead(mark_name: str, mark: str, *, then: Sequence[str] = FIRST_STEP
     :func:`offload.preload.ahead.serving`. Without preloading there is none. Workers will run on this node, too."""
     if not _wanted():
         return nullcontext(mark)
-    return ahead.serving([*ALWAYS, *WORKER, *_used()], then, mark_name=mark_name, mark=mark, env=QUIET)
+    return ahead.serving([*ALWAYS, *WORKER, *used()], then, mark_name=mark_name, mark=mark, env=QUIET)
 
 
 def _wanted() -> bool:
     return os.environ.get(SWITCH) != "0" and PART.available()
 
 
-def _used() -> list[str]:
+def used() -> list[str]:
+    """The modules of :data:`IF_USED` that this program has imported."""
     return [name for name in IF_USED if name in sys.modules]
 
 

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-import ray
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from offload.machine import usable_cores
@@ -27,9 +26,10 @@ from offload.report.events.training import DataPrinted, WorkerPrinted
 from offload.report.run_dir import RunDirectory
 from offload.report.terminal.live_line import LiveLine, stderr_console
 from offload.train.checkpoints.storage import Storage
-from offload.train.cluster.connection import ConnectedCluster, check_address, connected
+from offload.train.cluster.connected import ConnectedCluster
 from offload.train.driver.event_log import EventLog
 from offload.train.driver.failure_texts import describe_failure
+from offload.train.driver.platform.choice import platform_of
 from offload.train.driver.run import Run
 from offload.train.driver.trainer import Trainer
 from offload.train.hub.client import HubClient
@@ -62,20 +62,20 @@ def probe(
     Raises ConfigError or RunError as ``Trainer.fit`` does.
     """
     began = time.monotonic()
-    address = check_address(address)
     single = copy.copy(trainer)  # only with the training data
     single.datasets = {TRAIN: trainer.datasets[TRAIN]}
+    opener = platform_of(address, single)
     with tempfile.TemporaryDirectory(prefix="offload-probe-") as folder, LiveLine(quiet=True) as silent:
         directory = RunDirectory(Path(folder) / "probe")
         with LiveLine(quiet=quiet) as live:
             listed = single.listed(TRAIN, live.waiting)
-        with closing(listed), connected(address) as cluster:
+        with closing(listed), opener.opened() as platform:
+            cluster = platform.cluster
             workers = _workers(trainer, cluster)
             single.workers = (workers, workers)
-            run = ProbeRun(single, directory, silent, {TRAIN: listed}, cluster)
+            run = ProbeRun(single, directory, silent, {TRAIN: listed}, platform)
             asked, on_gpus = _asked_workers(trainer, cluster)
-            this = ray.get_runtime_context().get_node_id()
-            training = would_train(asked, cluster.whole, run.worker.gpus, this) if on_gpus else (workers, 1)
+            training = would_train(asked, cluster.whole, run.worker.gpus, platform.here) if on_gpus else (workers, 1)
             if seconds is not None:
                 run.budget = run.budget.within(seconds)
             directory.begin()
@@ -115,7 +115,7 @@ class ProbeRun(Run):
         super().__init__(*arguments)
         self.log = _NoLog(self.directory, self.live, self.placement, self.split, on_gpus=self.worker.gpus > 0)
         self.measurements: dict[str, Any] | None = None
-        stream = self.listed[TRAIN].stream(self.trainer.seed)
+        stream = self.listed[TRAIN].stream(self.trainer.seed, self.platform.put)
         self.budget = ProbeBudget(
             recipe=stream.recipe if stream.rows is not None else None,
             rows=None if stream.rows is None else rows_at(stream.rows, stream.order(0)[:STAGE_ROWS]),

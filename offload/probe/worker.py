@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+from concurrent import futures
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import ray
 import torch
 
 from offload.errors import RunError
@@ -233,7 +233,7 @@ def _batches(context: ProbeContext, setup: WorkerSetup, feed: Any, key: PassKey,
 def _ingest(context: ProbeContext, setup: WorkerSetup, kept: list[Slice], seconds: float) -> float:
     """The rate, in samples/s, at which this worker fetches ready blocks, cuts and joins them, and copies them to its device."""
     # Those of other nodes were sent to this process: no link may count now.
-    ray.wait(list({piece.ref: None for piece in kept}), num_returns=len({piece.ref for piece in kept}), timeout=seconds)
+    futures.wait([piece.ref.future() for piece in kept], timeout=seconds)
     feed = _Replaying(kept)
     batches = _batches(context, setup, feed, PassKey(attempt=0, name=TRAIN, number=0), ordered=True)
     batches.get()

@@ -314,7 +314,17 @@ def test_a_folder_of_temporary_files_that_ray_cannot_use(tmp_path: Path, script:
     folder = tmp_path / ("x" * 80)
     folder.mkdir()
     done = offload(
-        "run", script, "--run-dir", tmp_path / "run", "--json", "--", "--epochs", "1", RAY_TMPDIR=str(folder)
+        "run",
+        script,
+        "--run-dir",
+        tmp_path / "run",
+        "--json",
+        "--address",
+        "local",
+        "--",
+        "--epochs",
+        "1",
+        RAY_TMPDIR=str(folder),
     )
     text = refusal(done)
     assert "Ray cannot start" in text

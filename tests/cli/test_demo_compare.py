@@ -224,7 +224,6 @@ def test_a_side_that_fails_is_named_with_a_remedy(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.ray
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_both_loaders_run_the_loop(jpeg_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("RAY_")]:

@@ -59,7 +59,7 @@ def test_json_is_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
     assert document["ok"] is (result.exit_code == 0)
     assert all(set(check) == {"name", "status", "found", "remedy"} for check in document["checks"])
     assert all(check["status"] == "ok" or check["remedy"] for check in document["checks"])
-    assert by_name(document)["cluster"]["found"] == "no address given: a run starts a local Ray"
+    assert by_name(document)["cluster"]["found"] == "no address given: a run uses this machine, without Ray"
     assert by_name(document)["ray-parts"]["status"] == "ok"
     assert {part["active"] for part in document["ray_parts"]} == {True}
     fields = {"name", "purpose", "active", "lacking", "without", "cost"}

@@ -36,10 +36,20 @@ def _no_nohup() -> Iterator[None]:
 
 @contextmanager
 def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path, str]]:
-    """A run in a process group of its own, what it says, and what marks its processes."""
+    """A run on a Ray of its own in a process group of its own, what it says, and what marks its processes."""
     script, said, mark = tmp_path / "training.py", tmp_path / "said", uuid.uuid4().hex
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "offload", "run", str(script), "--run-dir", str(tmp_path / "run")]
+    command = [
+        sys.executable,
+        "-m",
+        "offload",
+        "run",
+        str(script),
+        "--run-dir",
+        str(tmp_path / "run"),
+        "--address",
+        "local",
+    ]
     with said.open("w") as file, subprocess.Popen(
         command, stdout=file, stderr=file, env=without_ray(**{MARK: mark}), start_new_session=True,
     ) as run:  # fmt: skip

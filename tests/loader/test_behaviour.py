@@ -64,6 +64,33 @@ def values(loader: Any) -> list[int]:
     return [int(value) for batch in loader for value in batch]
 
 
+class InStore(Numbers):
+    """Its numbers lie in Ray's object store, and an actor counts who asks for them."""
+
+    def __init__(self, numbers: Any, counter: Any) -> None:
+        super().__init__(4)
+        self.numbers, self.counter = numbers, counter
+
+    def __getitem__(self, i: int) -> Any:
+        ray.get(self.counter.count.remote())
+        return ray.get(self.numbers)[i]
+
+
+def test_a_data_set_may_hold_references_and_actors_of_ray() -> None:
+    class Counter:
+        def __init__(self) -> None:
+            self.counted = 0
+
+        def count(self) -> int:
+            self.counted += 1
+            return self.counted
+
+    counter = ray.remote(Counter).options(num_cpus=0).remote()
+    loader: Any = offload.DataLoader(InStore(ray.put([5, 6, 7, 8]), counter), batch_size=4)
+    assert values(loader) == [5, 6, 7, 8]
+    assert ray.get(counter.count.remote()) == 5
+
+
 # -- iterating ----------------------------------------------------------------------------------------------------------
 
 

@@ -358,10 +358,8 @@ def test_senders_start_once_per_node_and_end_when_their_node_makes_no_blocks(mon
     made: list[Started] = []
     nodes, error = {A, B}, None
     senders = BlockSenders({}, lambda: nodes)
-    monkeypatch.setattr(
-        senders, "_actor", SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: Started(made, error)))
-    )
-    monkeypatch.setattr(block_sender.ray, "kill", lambda actor: setattr(actor, "killed", True))
+    monkeypatch.setattr(senders, "_start", lambda node: Started(made, error))
+    monkeypatch.setattr(senders, "_end", lambda actor: setattr(actor, "killed", True))
     assert senders.of(A) is senders.of(A) is made[0]
     assert senders.of(B) is made[1]
     assert senders.of(C) is None, "it makes no blocks"
@@ -379,9 +377,7 @@ def test_a_sender_that_cannot_start_is_started_again_after_a_while(
     error: BaseException | None = OSError("no room")
     senders = BlockSenders({}, lambda: {A})
     monkeypatch.setattr(block_sender, "time", clock)
-    monkeypatch.setattr(
-        senders, "_actor", SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: Started(made, error)))
-    )
+    monkeypatch.setattr(senders, "_start", lambda node: Started(made, error))
     assert senders.of(A) is senders.of(A) is None
     assert len(made) == 1
     clock.now += block_sender.START_AGAIN_S + 1

@@ -139,7 +139,7 @@ def test_a_process_that_ends_is_replaced_and_its_tasks_run_again(error: Exceptio
 
 def test_a_pool_that_shares_its_cores_works_on_until_others_take_over() -> None:
     under_way = queue.SimpleQueue[Future[Any]]()
-    started: list[tuple[float, Core]] = []
+    started: list[tuple[bool, Core]] = []
     killed: list[Any] = []
     begin = threading.Event()
 
@@ -159,7 +159,7 @@ def test_a_pool_that_shares_its_cores_works_on_until_others_take_over() -> None:
             core = Core(under_way)
             if not self.reserves:
                 core.warm = SimpleNamespace(remote=lambda recipe: Warming())  # type: ignore[assignment]
-            started.append((self._options["num_cpus"], core))
+            started.append((self.reserves, core))
             return core
 
         def _kill(self, core: Any) -> None:
@@ -173,7 +173,7 @@ def test_a_pool_that_shares_its_cores_works_on_until_others_take_over() -> None:
     assert pool.runs
     shared = pool.share()
     eventually(lambda: len(started) == 4)
-    assert [cpus for cpus, _ in started] == [1.0, 1.0, 0, 0]
+    assert [reserves for reserves, _ in started] == [True, True, False, False]
     assert not killed
     assert not shared.is_set()
     begin.set()

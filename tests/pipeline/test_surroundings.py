@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import subprocess
@@ -13,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offload.errors import ConfigError
+from offload.pipeline.pool.packed_recipe import pack
+from offload.pipeline.preprocessing.recipe import Recipe
 from offload.pipeline.program import main_module, surroundings
-from offload.pipeline.program.main_module import has_guard, settings_of
+from offload.pipeline.program.main_module import has_guard, names_of, settings_of
 from offload.pipeline.program.surroundings import Program
 from offload.pipeline.program.variables import removed, travelling
 from tests.helpers import ROOT
@@ -72,6 +75,57 @@ own[0] = 2
     assert found == [(5, "PIL.ImageFile"), (6, "pillow_heif.register_heif_opener"), (7, "os"), (8, "torch.nn")]
 
 
+def test_names_are_those_that_a_script_has_without_its_guard() -> None:
+    source = b"""
+a = b = 1
+with open("x") as c, d: e: int = 2
+try:
+    [f, g.h] = 1, 2
+except ValueError: i += 1
+def j(): k = 1
+class L: m = 1
+if __name__ == "__main__": n = 1
+"""
+    assert sorted(names_of(source)) == ["a", "b", "c", "e", "f", "i"]
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_what_cannot_be_pickled_is_found_in_the_script_that_has_run_again(tmp_path: Path, guarded: bool) -> None:
+    """As under spawn: the lock of the other process is the one that the script makes there."""
+    (tmp_path / "script.py").write_text(
+        """
+import sys, threading
+from offload.pipeline.program import pickling, surroundings
+
+_lock = threading.Lock()
+
+def locked():
+    return _lock.locked()
+
+def work():
+    assert _lock.acquire()
+    program = surroundings.Program.here()
+    sys.stdout.buffer.write(pickling.dumps((program, locked)))
+"""
+        + ("if __name__ == '__main__':\n    work()" if guarded else "work()")
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    sent = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=env, capture_output=True, timeout=300, check=False
+    )
+    assert (sent.returncode == 0) is guarded
+    if not guarded:
+        assert b"cannot pickle '_thread.lock'" in sent.stderr
+        return
+    load = (
+        "import sys\nfrom offload.pipeline.program import pickling\nprint(pickling.loads(sys.stdin.buffer.read())[1]())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", load], input=sent.stdout, env=env, capture_output=True, timeout=300, check=False
+    )
+    assert done.stdout.split() == [b"False"], done.stderr.decode()
+
+
 def test_the_program_itself_enters_nothing(tmp_path: Path) -> None:
     before = surroundings.entered(), os.getcwd(), list(sys.path), dict(os.environ), sys.modules["__main__"]
     here = pickle.loads(pickle.dumps(Program.here()))
@@ -87,7 +141,7 @@ given = sys.stdin.buffer.read()
 import io
 stream = io.BytesIO(given)
 from offload.pipeline.program import surroundings, main_module
-from offload.pipeline.program.remedies import remedy
+from offload.pipeline.program.remedies import image_remedy, remedy
 """
 
 
@@ -158,6 +212,13 @@ print(pickle.loads(pickle.dumps(__main__.Point())))
     assert printed.splitlines() == ["x Point(x=1) __mp_main__ True", "Point(x=1)"]
 
 
+def test_what_the_program_has_changed_since_outlasts_the_script(tmp_path: Path) -> None:
+    source = "import os, sys\nos.environ['SET'] = 'top'\nsys.argv.append('--more')\nif __name__ == '__main__': pass"
+    program = surroundings.replace(_program(tmp_path, source), arguments=("x", "--more"), variables=(("SET", "later"),))
+    code = "pickle.load(stream)\nprint(os.environ['SET'], *sys.argv)"
+    assert _in_another_process([program], code, tmp_path).split() == ["later", "x", "--more"]
+
+
 def test_a_script_that_fails_leaves_what_it_has_set_up_and_says_where_it_ended(tmp_path: Path) -> None:
     source = "import os\nos.environ['SET'] = '1'\nopen('/nonexistent/log')\nif __name__ == '__main__': pass"
     code = """
@@ -174,7 +235,7 @@ print(remedy(ValueError("x")))
 
 
 def test_a_script_without_a_guard_does_not_run_and_its_settings_explain_errors_of_their_library(tmp_path: Path) -> None:
-    source = "import json, os\njson.scanner.own = 1\nos.environ['SET'] = '1'\nwork()"
+    source = "import json, os\njson.scanner.own = 1\nos.environ['SET'] = '1'\nimport PIL\nPIL.own = 1\nwork()"
     code = """
 pickle.load(stream)
 import json
@@ -183,13 +244,15 @@ try:
 except ValueError as error:
     print("SET" in os.environ, remedy(error))
 print("|", remedy(ValueError("of the data set alone")))
+print(image_remedy())
 """
-    first, second = _in_another_process([_program(tmp_path, source, guarded=False)], code, tmp_path).splitlines()
+    first, second, third = _in_another_process([_program(tmp_path, source, guarded=False)], code, tmp_path).splitlines()
     assert first.startswith("False ")
     assert "line 2 (json.scanner.own = 1)" in first
     assert "worker_init_fn" in first
     assert "line 3" not in first
     assert second.strip() == "|"
+    assert "line 5 (PIL.own = 1)" in third
 
 
 def test_an_error_about_a_missing_module_or_file_names_the_folder_that_the_node_lacks(tmp_path: Path) -> None:
@@ -212,6 +275,33 @@ for fails in ("import nonexistent_module", "open('relative/file')", "open('/abso
     assert "/nonexistent/work" in file
     assert "absolute path" in file
     assert not absolute
+
+
+def test_a_recipe_whose_module_is_not_on_the_node_names_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "library"
+    library.mkdir()
+    (library / "only_on_the_host.py").write_text("def transform(batch):\n    return batch\n")
+    monkeypatch.syspath_prepend(library)
+    transform = importlib.import_module("only_on_the_host").transform
+    try:
+        packed = pack(Recipe(transform=transform, kind="batch", seed=0)).tobytes()
+    finally:
+        del sys.modules["only_on_the_host"]
+    library.rename(tmp_path / "elsewhere")
+    code = """
+import numpy as np
+from offload.pipeline.pool.packed_recipe import loaded
+loaded(np.frombuffer(sys.stdin.buffer.read(), dtype=np.uint8))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys{code}"],
+        input=packed, cwd=ROOT, capture_output=True, text=False, timeout=300, check=False,
+    )  # fmt: skip
+    said = done.stderr.decode().splitlines()[-1]
+    assert "RunError: a data set raised ModuleNotFoundError: No module named 'only_on_the_host'" in said
+    assert f"also finds modules in {library}" in said
 
 
 def test_while_a_script_runs_again_it_starts_no_work() -> None:

@@ -43,7 +43,7 @@ from offload.pipeline.feed.meter import Meter
 from offload.pipeline.feed.passes import as_user_error
 from offload.pipeline.feed.sizing import BATCH_TASK_S, batches_in, batches_per_task
 from offload.pipeline.pool.core_watch import CoreWatch, CpuUser
-from offload.pipeline.pool.losses import DEAD
+from offload.pipeline.pool.losses import is_dead
 from offload.pipeline.pool.packed_recipe import PackedRecipe
 from offload.pipeline.pool.pool import IN_FLIGHT, Pool, PoolMaker
 from offload.pipeline.pool.task import Assignment, Block, Task
@@ -520,7 +520,7 @@ class LoaderFeed:
                 return  # the iteration has ended
             stream.reading.discard(worker)
             error = outcome.exception()
-            if isinstance(error, DEAD) and reader.was_gone:
+            if is_dead(error) and reader.was_gone:
                 self._begin(stream, self._new_reader(reader.client, reader.owner, worker))
             elif error is not None:
                 self._fail(stream, error)

@@ -11,8 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import ray
-
+from offload.actors.values import Answer
 from offload.pipeline.blocks.receiver import DirectBlocks
 from offload.pipeline.blocks.sender import Rows
 
@@ -34,17 +33,17 @@ class ArrivedBlock(NamedTuple):
     first_row: int = 0
 
 
-def fetch_block(
-    ref: ray.ObjectRef[Any], node: str, rows: Rows = None, *, direct: DirectBlocks | None
-) -> Callable[[], ArrivedBlock]:
+def fetch_block(ref: Any, node: str, rows: Rows = None, *, direct: DirectBlocks | None) -> Callable[[], ArrivedBlock]:
     """Start the transfer of a block of this node. Return a function that waits for it, and raises BlockLostError.
 
     Args:
-        ref: the block.
+        ref: the block. One of this machine, without a cluster, is there at once.
         node: the node that holds it; empty if unknown.
         rows: the rows that are needed. Only a direct transfer leaves the others out.
         direct: brings blocks without Ray; None: Ray brings all.
     """
+    if isinstance(ref, Answer):
+        return lambda: ArrivedBlock(ref.result())
     straight = None if direct is None else direct.fetch(ref, node, rows)
     if straight is None:
         return _through_ray(ref)
@@ -58,7 +57,9 @@ def fetch_block(
     return arrived
 
 
-def _through_ray(ref: ray.ObjectRef[Any]) -> Callable[[], ArrivedBlock]:
+def _through_ray(ref: Any) -> Callable[[], ArrivedBlock]:
+    import ray
+
     # Not ray.get: it holds a lock of the process for a second at a time, so that a thread whose block is here would wait for the block
     # of another thread that still comes over a link.
     coming: concurrent.futures.Future[Any] = ref.future()

@@ -18,8 +18,6 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-import ray
-
 from offload.pipeline.blocks import stream
 from offload.pipeline.blocks.memory import ReusedMemory
 from offload.pipeline.blocks.sender import SECRET_BYTES, STALLED_S, Address, NoBlockError, Rows, Ticket
@@ -201,29 +199,36 @@ class _Route:
 
 
 def _here() -> tuple[str, str]:
+    import ray
+
     return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
 
 
 class DirectBlocks:
-    """Brings blocks of other nodes to this process, where that works. ``here``: tells this node's id and address."""
+    """Brings blocks of other nodes to this process, where that works.
 
-    def __init__(self, senders: Senders, here: Callable[[], tuple[str, str]] = _here) -> None:
+    ``here``: tells this node's id and address; ``home``: the id, if it is known already.
+    """
+
+    def __init__(self, senders: Senders, here: Callable[[], tuple[str, str]] = _here, home: str = "") -> None:
         self._senders, self._here = senders, here
-        self._home: str | None = None
+        self._home: str = home
+        self._listens = False
         self._receiver: BlockReceiver | None = None
         self._routes: dict[str, _Route] = {}
         self._all = _Route()  # closed for a while after a failure, if no sender has ever reached this worker
         self._lock = threading.Lock()
 
-    def fetch(self, ref: ray.ObjectRef[Any], node: str, rows: Rows = None) -> Callable[[], Any] | None:
+    def fetch(self, ref: Any, node: str, rows: Rows = None) -> Callable[[], Any] | None:
         """Ask for a block of this node, or for some of its rows.
 
         Return a function that waits for the block, and returns None if it did not come. Return None if it must come through Ray.
         """
-        if not node:
+        if node in ("", self._home):
             return None
         with self._lock:
-            if self._home is None:
+            if not self._listens:
+                self._listens = True
                 self._home, address = self._here()
                 self._receiver = _listen(address)
             receiver = self._receiver
@@ -257,7 +262,7 @@ class DirectBlocks:
         return route.sender
 
     def _ask(
-        self, receiver: BlockReceiver, route: _Route, sender: Any, ref: ray.ObjectRef[Any], node: str, rows: Rows
+        self, receiver: BlockReceiver, route: _Route, sender: Any, ref: Any, node: str, rows: Rows
     ) -> Callable[[], Any] | None:
         expected = receiver.expect()
         try:
@@ -279,6 +284,8 @@ class DirectBlocks:
             outcome = expected.wait()
             if isinstance(outcome, Missed):
                 if not sent.done():  # it may wait behind others, and would keep its block
+                    import ray
+
                     ray.cancel(call)
                 self._miss(receiver, route, sender, node, expected, outcome)
                 return None

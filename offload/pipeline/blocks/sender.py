@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from offload.pipeline.blocks import stream
 
@@ -53,7 +51,7 @@ class BlockSender:
     def ready(self) -> None:
         """Answer: the actor runs."""
 
-    def send(self, refs: list[ray.ObjectRef[Any]], rows: Rows, to: Address, ticket: Ticket) -> None:
+    def send(self, refs: list[Any], rows: Rows, to: Address, ticket: Ticket) -> None:
         """Send these rows of the block ``refs[0]`` to the worker at ``to``, which made the ticket.
 
         The reference lies in a list because Ray would otherwise wait for its block before the call. Raises NoBlockError, and OSError if the
@@ -75,8 +73,10 @@ class BlockSender:
             stream.send(connection, block)
 
 
-def _block(ref: ray.ObjectRef[Any], rows: Rows) -> Any:
+def _block(ref: Any, rows: Rows) -> Any:
     """These rows of a block on this node. Raises NoBlockError."""
+    import ray
+
     try:
         # Not ray.get, which would hold up all other threads if the block is not here.
         block = ref.future().result(HERE_S)
@@ -106,7 +106,6 @@ class BlockSenders:
     """
 
     def __init__(self, runtime_env: Mapping[str, Any], nodes: Callable[[], Collection[str]]) -> None:
-        self._actor: Any = ray.remote(BlockSender)
         # A sender reserves no CPU: it works in place of Ray's daemons. Ray restarts it if its process dies.
         self._options = {
             "num_cpus": 0,
@@ -126,8 +125,7 @@ class BlockSenders:
                 return None
             now, started = time.monotonic(), self._started.get(node)
             if started is None or (_failed(started) and now > started.at + START_AGAIN_S):
-                where = NodeAffinitySchedulingStrategy(node, soft=False)
-                actor = self._actor.options(**self._options, scheduling_strategy=where).remote()
+                actor = self._start(node)
                 started = self._started[node] = _Started(actor, actor.ready.remote().future(), now)
             # Never wait here: a worker that fetches its block through Ray in the meantime loses less.
             return started.actor if started.ready.done() and not _failed(started) else None
@@ -139,7 +137,21 @@ class BlockSenders:
 
     def _end_unused(self) -> None:
         for node in self._started.keys() - set(self._nodes()):
-            ray.kill(self._started.pop(node).actor)
+            self._end(self._started.pop(node).actor)
+
+    def _start(self, node: str) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        sender: Any = ray.remote(BlockSender)
+        return sender.options(
+            **self._options, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
+        ).remote()
+
+    def _end(self, actor: Any) -> None:
+        import ray
+
+        ray.kill(actor)
 
 
 def _failed(started: _Started) -> bool:

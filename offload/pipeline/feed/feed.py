@@ -210,6 +210,14 @@ class Feed:
             for current in self._passes.values():
                 current.fail(error)
 
+    def close(self) -> None:
+        """Start nothing any more, and drop all passes: the run is over."""
+        if self.pool is not None:
+            self.pool.close()
+        with self.lock:
+            for key in list(self._passes):
+                self._drop(key)
+
     def lost(self, node: str, error: BaseException) -> None:
         """The pool reports that a core's process died."""
         self._listener.lost(node, error)

@@ -12,14 +12,11 @@ import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
-
-import pyarrow as pa
-import ray
+from typing import Any, Literal, NamedTuple
 
 from offload.errors import OffloadError, RunError, find_offload_error
 from offload.pipeline.order.allot import Allotment, Share, Stripes
-from offload.pipeline.pool.losses import KILLED
+from offload.pipeline.pool.losses import was_killed
 from offload.pipeline.pool.task import Block
 
 # A call that waits holds a thread of the hub. It comes back now and then, so that one of a worker that is gone ends.
@@ -30,10 +27,10 @@ Reach = Literal["any", "near", "far"]
 
 
 class Slice(NamedTuple):
-    """Rows ``[start, stop)`` of a block; the block's first row is number ``first`` of its pass. ``node`` holds the block; empty if
+    """Rows ``[start, stop)`` of the block ``ref``, whose first row is number ``first`` of its pass. ``node`` holds the block; empty if
     unknown."""
 
-    ref: ray.ObjectRef[pa.Table]
+    ref: Any
     start: int
     stop: int
     first: int
@@ -393,9 +390,9 @@ def as_user_error(error: BaseException) -> OffloadError:
     if own is not None:
         return own
     lines = str(error).strip().splitlines()
-    if isinstance(error, KILLED):
+    if was_killed(error):
         return RunError(
             "preprocessing failed: the processes that got the same samples have died, one after the other. A library of the data set or "
-            f"of the transform crashes on them, or the node has too little memory. Ray says: {lines[-1].strip() if lines else 'nothing'}"
+            f"of the transform crashes on them, or the node has too little memory. Last: {lines[-1].strip() if lines else 'nothing'}"
         )
     return RunError(f"preprocessing failed: {type(error).__name__}: {lines[-1] if lines else 'no message'}.")

@@ -71,6 +71,10 @@ class PoolEngine:
         """See :class:`Engine`."""
         return self._pool.reshape(self._feed.cores.nodes)
 
+    def close(self) -> None:
+        """See :meth:`Pool.close`."""
+        self._pool.close()
+
     def starting(self) -> int:
         """See :class:`Engine`."""
         return self._pool.starting()

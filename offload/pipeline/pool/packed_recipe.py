@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 import numpy as np
-import ray
 
 import offload.process.ray_forks  # noqa: F401  # a transform may fork
+from offload.actors.values import Answer
 from offload.errors import FAILURES, RunError, find_offload_error
 from offload.pipeline.preprocessing.block import Scratch
-from offload.pipeline.preprocessing.environment import here
 from offload.pipeline.preprocessing.watchdog import Watch
 from offload.pipeline.preprocessing.wording import say
 from offload.pipeline.program import main_module, pickling
@@ -84,9 +83,9 @@ def loaded(packed: np.ndarray[Any, Any]) -> Any:
 
 
 def _tell_problem() -> None:
-    """Print once what went wrong when this process ran the program's script again."""
+    """Print what went wrong when this process ran the program's script again, once. The program shows few equal lines."""
     problem = main_module.problem()
-    if problem and problem not in _told and here().number == 0:
+    if problem and problem not in _told:
         sys.stderr.write(f"{problem}\n")
         sys.stderr.flush()
     _told.add(problem)
@@ -97,22 +96,28 @@ _told: set[str] = set()  # problems
 
 @dataclass(frozen=True, kw_only=True)
 class PackedRecipe:
-    """A recipe in the object store, with the key under which a process keeps it unpickled. ``owner``: of whose recipes a process keeps
-    only the newest; empty: the recipe stands for itself. ``classes``: those that travelled with it, which live in this process as long as
-    their batches may come back."""
+    """A recipe in the object store, or in the memory of this machine.
+
+    Args:
+        key: the key under which a process keeps it unpickled.
+        ref: refers to its bytes.
+        owner: of whose recipes a process keeps only the newest; empty: the recipe stands for itself.
+        classes: those that travelled with it, which live in this process as long as their batches may come back.
+    """
 
     key: str
-    ref: ray.ObjectRef[np.ndarray[Any, Any]]
+    ref: Any
     owner: str = ""
     classes: tuple[type, ...] = field(default=(), compare=False, repr=False)
 
     @classmethod
-    def of(cls, recipe: TaskRecipe, owner: str = "") -> PackedRecipe:
+    def of(cls, recipe: TaskRecipe, owner: str = "", put: Callable[[Any], Any] | None = None) -> PackedRecipe:
+        """Pack a recipe. ``put``: stores a value where the processes find it; by default, in Ray's object store."""
         classes: list[type] = []
         packed = pack(recipe, classes)
         # By content: two runs, or two loaders, with the same recipe share one unpickled copy in each process.
         key = hashlib.blake2b(packed.tobytes(), digest_size=16).hexdigest()
-        return cls(key=key, ref=ray.put(packed), owner=owner, classes=tuple(classes))
+        return cls(key=key, ref=(put or _put_in_ray)(packed), owner=owner, classes=tuple(classes))
 
     def __getstate__(self) -> dict[str, Any]:
         # The classes stay here: they serve only to recognise objects that come back.
@@ -120,8 +125,21 @@ class PackedRecipe:
 
     def ready(self) -> Any:
         """The recipe, unpickled once per process."""
-        return unpack(self.key, lambda: ray.get(self.ref), self.owner)
+        return unpack(self.key, self._packed, self.owner)
 
     def anew(self) -> Any:
         """The recipe, unpickled anew: what its objects store does not outlive their use."""
-        return loaded(ray.get(self.ref))
+        return loaded(self._packed())
+
+    def _packed(self) -> Any:
+        if isinstance(self.ref, Answer):
+            return self.ref.result()
+        import ray
+
+        return ray.get(self.ref)
+
+
+def _put_in_ray(value: Any) -> Any:
+    import ray
+
+    return ray.put(value)

@@ -20,14 +20,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
 import offload.process.ray_forks  # noqa: F401  # a transform may fork
 from offload.pipeline.pool.free_cores import FreeCores, Refusals
-from offload.pipeline.pool.losses import DEAD, NODE_GONE
+from offload.pipeline.pool.losses import is_dead, node_is_gone
 from offload.pipeline.pool.packed_recipe import PackedRecipe
-from offload.pipeline.pool.preprocessor import Preprocessor
+from offload.pipeline.pool.processes import Processes, RayProcesses
 from offload.pipeline.pool.task import Assignment, Block, Cost, Task, TaskSource
 from offload.pipeline.preprocessing.environment import Ordinal, lowest_free
 
@@ -74,20 +71,23 @@ class Pool:
     """An actor per core, and the thread that feeds them with tasks from ``source``.
 
     ``nodes``: the node of each core. If Ray chose the node, it could place one actor too many there, and a training worker would
-    wait for its CPU forever. ``task_cpus``: the CPUs of each actor; ``runtime_env``: its runtime environment.
+    wait for its CPU forever. ``task_cpus``: the CPUs of each actor; ``runtime_env``: its runtime environment; ``processes``: starts the
+    actors where no Ray does.
 
     The pool replaces a process that dies, and other processes run its tasks. All state belongs to the pool's thread; other
     threads send it messages.
     """
 
     def __init__(
-        self, nodes: Sequence[str], task_cpus: float, source: TaskSource, runtime_env: Mapping[str, Any]
+        self,
+        nodes: Sequence[str],
+        task_cpus: float,
+        source: TaskSource,
+        runtime_env: Mapping[str, Any],
+        processes: Processes | None = None,
     ) -> None:
-        self._actor: Any = ray.remote(Preprocessor)
-        self._options: dict[str, Any] = {"num_cpus": task_cpus, "runtime_env": dict(runtime_env) or None}
         self._source = source
-        hub = None if source.handle is None else ray.get_runtime_context().get_actor_name()
-        self._title = f"{hub.removesuffix(' hub')} preprocessing" if hub else "preprocessing"
+        self._processes = processes or RayProcesses(task_cpus, runtime_env, reports=source.handle is not None)
         self._recipes: list[PackedRecipe] = []
         self._cores: list[_Core] = []
         self._free = FreeCores[_Core](IN_FLIGHT)
@@ -103,6 +103,7 @@ class Pool:
         # Written by two threads without a lock. At worst, one look too many waits in the queue.
         self._looks = False  # whether the thread's next look is still to come
         self._working: set[str] = set()  # nodes that have made a block
+        self._closed = False
         self._asked = self._begun = 0  # reshapes; each counter has one writing thread
         # Last: the thread uses everything above.
         threading.Thread(target=self._run, daemon=True, name="pool").start()
@@ -126,10 +127,15 @@ class Pool:
         self._news.put(lambda: self._reshape(Counter(nodes), left))
         return left
 
+    def close(self) -> None:
+        """Start nothing any more. Whoever runs the processes ends them."""
+        self._closed = True
+        self._news.put(None)
+
     @property
     def reserves(self) -> bool:
         """Whether its processes reserve CPUs of Ray."""
-        return bool(self._options["num_cpus"])
+        return self._processes.reserves
 
     @property
     def runs(self) -> bool:
@@ -156,7 +162,7 @@ class Pool:
 
     def _run(self) -> None:
         try:
-            while True:
+            while not self._closed:
                 self._refusals.renew(time.monotonic())
                 while (match := self._match()) is not None:
                     self._start(*match)
@@ -186,12 +192,7 @@ class Pool:
         return core
 
     def _new_actor(self, node: str, me: Ordinal) -> Any:
-        # Hard: were the node gone, a soft one would put this process on another node, above the cores that are
-        # planned there.
-        where = NodeAffinitySchedulingStrategy(node, soft=False)
-        return self._actor.options(**self._options, scheduling_strategy=where).remote(
-            self._source.handle, me, self._title
-        )
+        return self._processes.start(node, self._source.handle, me)
 
     def _forget(self, core: _Core) -> None:
         core.dead = True
@@ -199,7 +200,7 @@ class Pool:
         self._place(core)
 
     def _kill(self, core: _Core) -> None:
-        ray.kill(core.actor)
+        self._processes.end(core.actor)
 
     def _warm_all(self, recipe: PackedRecipe) -> None:
         self._recipes.append(recipe)
@@ -212,7 +213,7 @@ class Pool:
 
     def _warmed(self, core: _Core, warmed: Future[None]) -> None:
         error = warmed.exception()
-        if isinstance(error, DEAD):
+        if is_dead(error):
             self._died(core, error)
         else:
             # A failing set-up of a transform raises here, and again in the first task, which reports it to the user.
@@ -272,10 +273,10 @@ class Pool:
         if in_flight.abandoned:
             return
         error = cost.exception()
-        if isinstance(error, DEAD):
+        if is_dead(error):
             self._died(core, error)
             # An actor that Ray could not place has run nothing, so its task is not suspect.
-            in_flight.tries += not isinstance(error, NODE_GONE)
+            in_flight.tries += not node_is_gone(error)
             if in_flight.tries <= RETRIES:
                 self._again.append(in_flight)
                 self._refusals.look()  # any node may run it
@@ -296,7 +297,7 @@ class Pool:
             return
         self._forget(core)
         self._source.lost(core.node, error)
-        gone = isinstance(error, NODE_GONE)
+        gone = node_is_gone(error)
         # No successor for a core that was to leave anyway, or that has one on its way. A process that dies again and
         # again (a library that crashes at its import) must not be restarted forever.
         if not core.leaving and not gone and core.replaced < REPLACEMENTS and not self._follows(core):
@@ -344,7 +345,7 @@ class Pool:
 
     def _share(self, shared: threading.Event) -> None:
         # From now on also for replacements and for cores that a reshape adds.
-        self._options["num_cpus"] = 0
+        self._processes.reserves = False
         for old in [core for core in self._cores if core.reserves and not core.leaving and not self._follows(core)]:
             core = self._new_core(old.node, old.replaced)
             core.instead_of = old

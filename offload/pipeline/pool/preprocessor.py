@@ -5,14 +5,14 @@ A block lies in the process's scratch memory until the next task, so the process
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import Any
 
-import ray
-
 import offload.process.ray_forks  # noqa: F401  # a transform may fork
 from offload import machine
+from offload.actors.errors import lost_errors
 from offload.pipeline.cache import accounts
 from offload.pipeline.pool.packed_recipe import PackedRecipe, TaskOutput, TaskRecipe
 from offload.pipeline.pool.task import Cost
@@ -26,10 +26,13 @@ LAST_WORDS_S = 10.0  # time for the hub to answer a process that is about to end
 
 
 class _HubReports:
-    """Reports slow calls of a preprocessing process, and its cache's end, to the hub. ``hub``: the handle, or None."""
+    """Reports slow calls of a preprocessing process, and its cache's end, to the hub.
 
-    def __init__(self, hub: Any) -> None:
-        self._hub, self._node = hub, ray.get_runtime_context().get_node_id()
+    ``hub``: the handle, or None; ``node``: where the process runs.
+    """
+
+    def __init__(self, hub: Any, node: str) -> None:
+        self._hub, self._node = hub, node
 
     def slow(self, what: str, seconds: float) -> None:
         if self._hub is not None:
@@ -37,7 +40,8 @@ class _HubReports:
 
     def given_up(self, what: str, seconds: float) -> None:
         if self._hub is not None:
-            ray.get(self._hub.given_up.remote(self._node, what, seconds), timeout=LAST_WORDS_S)
+            with contextlib.suppress(TimeoutError, *lost_errors()):
+                self._hub.given_up.remote(self._node, what, seconds).future().result(LAST_WORDS_S)
         # Not sys.exit: the main thread is stuck in a call that no exception interrupts.
         os._exit(GIVEN_UP)
 
@@ -53,13 +57,16 @@ class Preprocessor:
         hub: the handle of the hub, or of a DataLoader's feed, to which the process reports slow calls and what it prints; None: to nobody.
         me: its number in the pool.
         title: its name in Ray's dashboard.
+        node: the id of its node.
     """
 
-    def __init__(self, hub: Any = None, me: Ordinal | None = None, title: str = "preprocessing") -> None:
+    def __init__(
+        self, hub: Any = None, me: Ordinal | None = None, title: str = "preprocessing", node: str = ""
+    ) -> None:
         self._title = title
         begin(me or Ordinal())
         keep_freed_memory()
-        self._reports = _HubReports(hub)
+        self._reports = _HubReports(hub, node)
         # Its thread must run before the first call of the user's code, which may hang.
         self._watch = Watch(self._reports)
         self._watch.start()

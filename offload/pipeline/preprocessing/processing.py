@@ -38,7 +38,7 @@ from offload.pipeline.preprocessing.transform import (
 )
 from offload.pipeline.preprocessing.watchdog import NoReports, SampleTimeoutError, Watch
 from offload.pipeline.preprocessing.wording import say
-from offload.pipeline.program.remedies import remedy
+from offload.pipeline.program.remedies import image_remedy, remedy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +178,8 @@ def _check_read(recipe: Recipe, chunk: pa.Table, samples: Samples) -> None:
         row = min(samples.errors)
         reason = samples.errors[row]
         advice = _REMEDY_STORAGE if any(code in reason for code in _OF_STORAGE) else _REMEDY_SKIP
-        raise RunError(f"{recipe.words.sample(chunk, row)} is unusable: {reason}. {advice}")
+        set_up = image_remedy() if "image" in reason else ""
+        raise RunError(f"{recipe.words.sample(chunk, row)} is unusable: {reason}. {advice}{set_up}")
 
 
 class _CurrentRow:

@@ -58,12 +58,17 @@ class MainModule:
         """What its top level changes in other modules."""
         return tuple(settings_of(self.source))
 
-    def run_again(self) -> None:
-        """Make it this process's ``__main__``, unless it already is. An error of it leaves the module as far as it has come: see
-        :func:`problem`."""
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that it has when it runs again; none if it does not."""
+        return tuple(names_of(self.source)) if self.is_guarded else ()
+
+    def run_again(self) -> bool:
+        """Make it this process's ``__main__``, and return whether it has run for that. An error of it leaves the module as far as it has
+        come: see :func:`problem`."""
         global _problem
-        if not self.is_guarded or self.path in (_file_of(sys.modules["__main__"]), _imported):
-            return
+        if not self.is_guarded or self.path == _file_of(script_module()):
+            return False
         _former.append(sys.modules["__main__"])  # functions at work may look names up there
         module = types.ModuleType(NAME)
         vars(module).update(__file__=self.path, __package__=self.package)
@@ -76,6 +81,7 @@ class MainModule:
             _problem = self._says(error)
         finally:
             _running.pop()
+        return True
 
     def _says(self, error: BaseException) -> str:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == self.path]
@@ -96,7 +102,7 @@ class _AgainError(ConfigError):
 _former: list[types.ModuleType] = []  # earlier modules __main__ of this process
 _running: list[MainModule] = []  # the one that runs again now
 _problem = ""
-_imported: str | None = None  # the file of the script that this program has imported instead of running it
+_imported: types.ModuleType | None = None  # the script that this command has imported instead of running it
 
 
 def problem() -> str:
@@ -110,23 +116,32 @@ def refuse_again(what: str) -> None:
         raise _AgainError(f"it would start {what} in each of them")
 
 
-def imported(path: str) -> None:
-    """Note that the script of this ``offload`` command is this file. The command has imported it, so it can run again without a guard."""
+def imported(script: types.ModuleType) -> None:
+    """Note that this module is the script of this ``offload`` command. The command has imported it, so it can run again without a guard."""
     global _imported
-    _imported = path
+    _imported = script
+
+
+def script_module() -> types.ModuleType:
+    """The module of this program's script."""
+    main = sys.modules["__main__"]
+    is_command = _name_of(main) == "offload.__main__" or Path(_file_of(main) or "").stem == "offload"
+    return _imported if _imported is not None and is_command else main
 
 
 def of_this_process() -> MainModule | None:
     """The script of this program; None for a notebook, ``python -c``, a package's ``__main__``, and whatever else
     :mod:`multiprocessing` would not run again."""
-    main = sys.modules["__main__"]
-    spec, file = getattr(main, "__spec__", None), _file_of(main)
-    name = getattr(spec, "name", None)
-    if _imported is not None and (name == "offload.__main__" or (file is not None and Path(file).stem == "offload")):
-        return _read(_imported, None, is_safe=True)
-    if file is None or Path(file).stem == "ipython" or (name is not None and name.split(".")[-1] == "__main__"):
+    main = script_module()
+    file = _file_of(main)
+    if file is None or Path(file).stem == "ipython" or _name_of(main).split(".")[-1] == "__main__":
         return None
-    return _read(file, getattr(spec, "parent", None) or None)
+    return _read(file, getattr(main.__spec__, "parent", None) or None, is_safe=main is _imported)
+
+
+def _name_of(main: Any) -> str:
+    """The name under which ``python -m`` has found this module; empty for a script."""
+    return str(getattr(getattr(main, "__spec__", None), "name", ""))
 
 
 def _file_of(main: Any) -> str | None:
@@ -151,12 +166,24 @@ def _read(path: str, package: str | None, *, is_safe: bool = False) -> MainModul
 
 def has_guard(source: bytes) -> bool:
     """Return whether a script asks at its top level for its ``__name__``. Raises SyntaxError and ValueError for other files."""
-    return any(
-        isinstance(node, ast.Name) and node.id == "__name__"
-        for statement in ast.parse(source).body
-        if isinstance(statement, ast.If)
-        for node in ast.walk(statement.test)
+    return any(_is_guard(statement) for statement in ast.parse(source).body)
+
+
+def _is_guard(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.If) and any(
+        isinstance(node, ast.Name) and node.id == "__name__" for node in ast.walk(statement.test)
     )
+
+
+def names_of(source: bytes) -> Iterator[str]:
+    """The variables that a script sets at its top level outside its guard."""
+    waiting: list[ast.AST] = [statement for statement in ast.parse(source).body if not _is_guard(statement)]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            waiting += ast.iter_child_nodes(node)
 
 
 def settings_of(source: bytes) -> Iterator[Setting]:

@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
-import ray
-
+from offload.actors.errors import lost_errors
 from offload.pipeline.program.printed import Limit, Printed, PrintedLine, Stream
 
 LOOK_S = 0.5
@@ -175,12 +174,12 @@ class Teller:
         self._wait()  # Ray does not keep the order of calls
         shown, held = self._limit.admit(lines), self._limit.held_back()
         printed = Printed(lines=tuple(shown), more=held.more, beyond=held.beyond)
-        with contextlib.suppress(ray.exceptions.RayError):  # the hub is gone
+        with contextlib.suppress(*lost_errors()):  # the hub is gone
             self._receipt = self._run.printed.remote(self._key, printed).future()
 
     def _wait(self) -> None:
         """Wait until the hub has received the last report. Unlike ``ray.get``, a future does not release this process's CPU to Ray."""
         receipt, self._receipt = self._receipt, None
         if receipt is not None:
-            with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
+            with contextlib.suppress(TimeoutError, *lost_errors()):
                 receipt.result(timeout=RECEIPT_S)

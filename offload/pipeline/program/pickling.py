@@ -39,6 +39,7 @@ from offload.pipeline.program.pickling_names import (
     adopt_loaded_by_path,
     adopt_registrations,
     attribute,
+    dispatch_table,
     held,
     held_by_modules,
     place_of_class,
@@ -123,6 +124,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it ships no types
 
     def __init__(self, file: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
+        self.dispatch_table: Any = dispatch_table(cloudpickle.Pickler.dispatch_table)
         adopt_registrations()
         self._rules: dict[type, Rule] = {}
         self.by_value: list[Any] = []

@@ -13,6 +13,7 @@ import operator
 import sys
 import types
 import weakref
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -33,6 +34,13 @@ def adopt_registrations() -> None:
     if (rays := sys.modules.get("ray.cloudpickle")) is not None:
         for name in rays.list_registry_pickle_by_value() & sys.modules.keys():
             cloudpickle.register_pickle_by_value(sys.modules[name])
+
+
+def dispatch_table(own: Mapping[type, Any]) -> Mapping[type, Any]:
+    """The reducers of classes, ``own`` before those that Ray registers with its own copy of cloudpickle: of references and of handles of
+    actors, which a data set may hold."""
+    rays = sys.modules.get("ray.cloudpickle")
+    return own if rays is None else ChainMap(own, rays.CloudPickler.dispatch_table)  # type: ignore[arg-type]
 
 
 def adopt_loaded_by_path(name: Any) -> None:
@@ -110,9 +118,15 @@ def held(module: str, path: str, kind: str) -> Any:
 def held_by_modules() -> Iterator[tuple[Any, Place]]:
     """The objects that importable modules hold under public names, except classes, functions, modules and plain data.
 
-    Private names are left out: a module may set them only at a first use.
+    Private names are left out: a module may set them only at a first use. A script that runs again in other processes counts with the names
+    that it sets before its guard. It comes first, since of several places the last one counts.
     """
     plain = (type, types.FunctionType, int, float, str, bytes, tuple, list, dict, set, type(None))
+    script = main_module.of_this_process()
+    for key in () if script is None else script.names:
+        value = attributes_of(main_module.script_module()).get(key)
+        if not issubclass(type(value), (*plain, types.ModuleType)):
+            yield value, ("__main__", key)
     for name, attributes in importable():
         for key, value in attributes.items():
             if key.startswith("_") and not key.endswith("__"):

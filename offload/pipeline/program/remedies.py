@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from offload.pipeline.program import main_module, surroundings
 from offload.pipeline.program.surroundings import Program
@@ -23,6 +23,14 @@ def remedy(error: BaseException) -> str:
         if isinstance(cause, FileNotFoundError) and (said := _of_file(cause, program)):
             return said
     return _of_script(error, program)
+
+
+def image_remedy() -> str:
+    """The same for an image that one of offload's own sources cannot decode."""
+    program = surroundings.entered()
+    if program is None:
+        return ""
+    return _of_settings(program, lambda package: package == "PIL" or package.startswith("pillow"))
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -54,19 +62,23 @@ def _of_file(error: FileNotFoundError, program: Program) -> str:
 
 
 def _of_script(error: BaseException, program: Program) -> str:
+    packages = {
+        str(frame.f_globals.get("__name__", "")).split(".")[0]
+        for cause in _causes(error)
+        for frame, _ in traceback.walk_tb(cause.__traceback__)
+    }
+    # A setting explains an error that comes from the library that it changes.
+    return _of_settings(program, lambda package: package in packages - {"offload"})
+
+
+def _of_settings(program: Program, concerns: Callable[[str], bool]) -> str:
     main = program.main
     if main is None:
         return ""
     if main.is_guarded:
         problem = main_module.problem()
         return f" Before that, {problem}" if problem else ""
-    # A setting explains an error that comes from the library that it changes.
-    packages = {
-        str(frame.f_globals.get("__name__", "")).split(".")[0]
-        for cause in _causes(error)
-        for frame, _ in traceback.walk_tb(cause.__traceback__)
-    }
-    related = [setting for setting in main.settings if setting.module.split(".")[0] in packages - {"offload"}]
+    related = [setting for setting in main.settings if concerns(setting.module.split(".")[0])]
     if not related:
         return ""
     lines = _listed([f"line {setting.line} ({setting.text})" for setting in related])

@@ -86,15 +86,21 @@ class Program:
         if self.process == (_identity(), os.getpid()) or self == _entered:
             return
         before, _entered = _entered, self
-        former = () if before is None else before.path
-        sys.path[:] = [*self.path, *(entry for entry in sys.path if entry not in {*self.path, *former})]
+        self._set(before)
+        if self.main is not None and self.main.run_again():
+            self._set(
+                self
+            )  # the script may have extended sys.argv again, or set a variable that the program has changed since
+
+    def _set(self, before: Program | None) -> None:
+        """Make this process's surroundings these, after those of ``before``."""
+        others = {*self.path, *(() if before is None else before.path)}
+        sys.path[:] = [*self.path, *(entry for entry in sys.path if entry not in others)]
         importlib.invalidate_caches()
         sys.argv[:] = self.arguments
         with contextlib.suppress(OSError):
             os.chdir(self.folder)
         _set_variables(dict(self.variables), self.unset)
-        if self.main is not None:
-            self.main.run_again()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (vars(self),)

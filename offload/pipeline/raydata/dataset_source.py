@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import ray
 
 from offload.errors import ConfigError, RunError
 from offload.pipeline.raydata.unit_maker import say_cause
@@ -42,6 +41,8 @@ def units_of(dataset: ray.data.Dataset, *, shuffle: bool = True, has_ids: bool =
     if that fails, and ConfigError for a Dataset without rows.
     """
     if (lacking := PLANS.lacking()) is not None:
+        import ray
+
         return f"offload does not know the plans of Ray {ray.__version__} (it lacks {lacking})"
     from offload.ray_private.data.dataset_plan import take_over
     from offload.ray_private.data.executed import ExecutionError

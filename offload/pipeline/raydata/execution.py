@@ -30,6 +30,7 @@ from offload.pipeline.preprocessing.block import plain, unsendable, unsendable_s
 from offload.pipeline.preprocessing.recipe import Recipe
 from offload.pipeline.preprocessing.transform import check_names, transform
 from offload.pipeline.raydata.columns import columns_of_block
+from offload.pipeline.raydata.units import user_ids
 from offload.ray_private.data.blocks import blocks_of
 
 
@@ -93,21 +94,6 @@ def _encode_foreign_whole(
     except UnsendableError as error:
         raise unsendable_sample(error, recipe.words.sample(None, int(fresh[error.row]), ids), recipe.words) from None
     return pa.table({**{name: block.column(name) for name in block.column_names}, **encoded})
-
-
-def user_ids(columns: Columns, id_column: str) -> np.ndarray[Any, Any]:
-    """The ids that the user gave to samples. Raises RunError if the column does not exist, or holds other things than integers."""
-    if id_column not in columns:
-        raise RunError(
-            f"the data set has no column {id_column!r}, which from_ray(id_column=...) names; its columns are "
-            f"{', '.join(columns)}."
-        )
-    ids = np.asarray(columns[id_column])
-    if ids.dtype.kind not in "iu" or ids.ndim != 1:
-        raise RunError(
-            f"the id_column {id_column!r} must hold integers, found {ids.dtype}: number the samples instead."
-        )
-    return ids.astype(np.int64)
 
 
 def be_quiet() -> None:

@@ -28,7 +28,6 @@ from offload.pipeline.preprocessing.processing import process
 from offload.pipeline.preprocessing.recipe import Recipe
 from offload.pipeline.preprocessing.transform import check_block_names
 from offload.pipeline.preprocessing.watchdog import Watch
-from offload.pipeline.raydata.execution import user_ids
 from offload.pipeline.raydata.unit_maker import UnitMaker, UnitSamples, expected_rows, gathered, unit_name
 
 if TYPE_CHECKING:
@@ -229,3 +228,18 @@ def _with_ids(samples: UnitSamples, name: str, ids: NDArray[np.int64]) -> Column
 def _ranges(flat: Sequence[int] | None) -> Ranges:
     flat = flat or ()
     return Ranges(tuple(zip(flat[::2], flat[1::2], strict=True)))
+
+
+def user_ids(columns: Columns, id_column: str) -> np.ndarray[Any, Any]:
+    """The ids that the user gave to samples. Raises RunError if the column does not exist, or holds other things than integers."""
+    if id_column not in columns:
+        raise RunError(
+            f"the data set has no column {id_column!r}, which from_ray(id_column=...) names; its columns are "
+            f"{', '.join(columns)}."
+        )
+    ids = np.asarray(columns[id_column])
+    if ids.dtype.kind not in "iu" or ids.ndim != 1:
+        raise RunError(
+            f"the id_column {id_column!r} must hold integers, found {ids.dtype}: number the samples instead."
+        )
+    return ids.astype(np.int64)

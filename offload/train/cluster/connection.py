@@ -13,11 +13,9 @@ import secrets
 import socket
 import sys
 import time
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -25,9 +23,9 @@ from ray import cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from offload import machine, preload
-from offload.errors import ConfigError, RunError, argument
+from offload.errors import ConfigError, argument
 from offload.model.checks import check_text
-from offload.model.placement import GPU_TYPE, NodeResources, beside
+from offload.model.placement import GPU_TYPE, NodeResources
 from offload.preload import ahead
 from offload.process.interrupts import Interrupts, handled
 from offload.process.program_state import restored
@@ -35,6 +33,10 @@ from offload.process.ray_forks import check_not_forked
 from offload.ray_private.library_settings import refused_tokens
 from offload.ray_private.preload.local_agent import LOOPBACK
 from offload.train.cluster import ray_processes
+from offload.train.cluster.answers import PendingAnswer as PendingAnswer
+from offload.train.cluster.answers import answer as answer
+from offload.train.cluster.connected import INSTANCE_TYPE, ControlLostError
+from offload.train.cluster.connected import ConnectedCluster as ConnectedCluster
 from offload.train.cluster.holdings import left
 from offload.train.cluster.idle import give_back_idle, used_by_a_run
 from offload.train.cluster.left import are_free
@@ -59,7 +61,6 @@ _VERSIONS = re.compile(r"Ray: (\S+)\s+Python: (\S+)")
 _RAY_INIT: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
 
 
-INSTANCE_TYPE = "instance-type"  # the label with a node's instance type
 MARKET_TYPE, SPOT = "ray.io/market-type", "spot"  # Ray's own label of a node that the provider may reclaim
 HEAD = "node:__internal_head__"  # a resource of the head node alone
 
@@ -68,40 +69,6 @@ _BUILT_IN = ("CPU", "GPU", "memory", "object_store_memory")
 
 
 _REFUSALS = (ray.exceptions.RayError, RuntimeError, ValueError, OSError)  # Ray's errors if it cannot join
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConnectedCluster:
-    """The cluster to which this process is connected.
-
-    Args:
-        whole: the nodes that are alive, with all their resources.
-        ours: whether this process started the cluster.
-        held: the resources that other programs hold, by node id.
-    """
-
-    whole: tuple[NodeResources, ...]
-    ours: bool
-    held: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-
-    @property
-    def nodes(self) -> tuple[NodeResources, ...]:
-        """The nodes with the resources that are left for this run."""
-        return self.left(self.whole)
-
-    def left(self, nodes: Sequence[NodeResources]) -> tuple[NodeResources, ...]:
-        """These nodes without the held resources."""
-        return tuple(beside(node, self.held.get(node.node_id, {})) for node in nodes)
-
-    def held_of_all(self) -> dict[str, tuple[float, float]]:
-        """The amount that others hold, and the total, of each resource of which they hold any."""
-        held: Counter[str] = Counter()
-        totals: Counter[str] = Counter()
-        for amounts in self.held.values():
-            held.update(amounts)
-        for node in self.whole:
-            totals.update({"CPU": node.cpus, "GPU": node.gpus, **node.others})
-        return {name: (amount, totals[name]) for name, amount in held.items() if amount}
 
 
 @contextmanager
@@ -172,33 +139,6 @@ def _opened(address: str | None, interrupts: Interrupts, metrics_port: int | Non
     else:
         with _joined(address, interrupts):
             yield False
-
-
-def answer(ref: Any) -> Any:
-    """Wait for an actor's answer. Raises the original error of its method, without Ray's wrapper."""
-    try:
-        return ray.get(ref)
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause if isinstance(error.cause, BaseException) else error from None
-
-
-class PendingAnswer:
-    """An actor's answer that may not have arrived yet."""
-
-    def __init__(self, ref: Any) -> None:
-        self._ref = ref
-
-    def done(self) -> bool:
-        """Return whether it has arrived."""
-        return bool(ray.wait([self._ref], timeout=0)[0])
-
-    def result(self) -> Any:
-        """Wait for it. Raises as :func:`answer` does."""
-        return answer(self._ref)
-
-
-class ControlLostError(RunError):
-    """A process of Ray has ended, and the run cannot go on without it."""
 
 
 @contextmanager

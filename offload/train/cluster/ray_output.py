@@ -20,7 +20,7 @@ LOADER = ("preprocessing", "DataLoader feed", "DataLoader reader", "block sender
 """The names that a DataLoader's processes and senders of blocks give themselves."""
 OF_RUN = ("hub", "worker", "preprocessing")
 CLASSES = (
-    "Hub", "Preprocessor", "LoaderFeed", "IterableReader", "BlockSender", "TrainingWorker",
+    "RayHub", "Preprocessor", "LoaderFeed", "IterableReader", "BlockSender", "TrainingWorker",
 )  # fmt: skip
 _DIED = re.compile(r"Worker PID: (\d+)")
 

@@ -26,6 +26,7 @@ import ray
 from offload.errors import RunError
 from offload.preload import NONE_AHEAD, ahead
 from offload.process import forks
+from offload.process.exits import how_it_ended
 from offload.process.interrupts import HELD
 from offload.ray_private import local_start
 from offload.ray_private.first_use import call_before_ray
@@ -241,17 +242,6 @@ def connecting(address: str) -> OSError | None:
     except OSError as error:
         return error
     return None
-
-
-def how_it_ended(status: int) -> str:
-    """The exit status of a process in words. A negative status is the signal that ended it."""
-    if status >= 0:
-        return f"ended with exit code {status}"
-    try:
-        name = f" ({signal.Signals(-status).name})"
-    except ValueError:
-        name = ""
-    return f"was ended by signal {-status}{name}"
 
 
 def _alive(process: psutil.Process) -> bool:

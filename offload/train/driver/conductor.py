@@ -9,13 +9,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol, assert_never
 
 from offload.formatting import parts_held
-from offload.model.placement import Bundle, NodeResources
+from offload.model.placement import NodeResources
 from offload.pipeline.blocks.receiver import Pending
-from offload.pipeline.pool.ray_state import Held, held
 from offload.report.events import EventIgnored, NotStarted, RunEvent
-from offload.train.cluster.connection import ConnectedCluster, alive_nodes, held_by_others
-from offload.train.cluster.idle import is_alone
-from offload.train.cluster.node_requests import NodeRequests
+from offload.train.cluster.connected import ConnectedCluster
 from offload.train.driver.fleet.messages import (
     Action,
     Ask,
@@ -32,26 +29,26 @@ from offload.train.driver.fleet.messages import (
 from offload.train.driver.fleet.room import Terms
 from offload.train.driver.fleet.state import Fleet, Starting
 from offload.train.driver.fleet.state_machine import step
+from offload.train.driver.platform.platform import HeldRequests, Platform, Requests
 from offload.train.messages import News, Orders
 
 LOOK_S = 1.0
 
 
 def wait_for_start(
-    terms: Terms, cluster: ConnectedCluster, requests: NodeRequests, *, status: Callable[[str], None]
+    terms: Terms, platform: Platform, *, status: Callable[[str], None]
 ) -> tuple[ConnectedCluster, Fleet, tuple[Action, ...]]:
     """Wait until the run can start: for nodes that the autoscaler adds, or for room that other programs hold.
 
-    Returns the cluster at that time, the run's first state, and its first actions. ``requests`` are closed then. ``status`` shows what
-    the run waits for.
+    Returns the cluster at that time, the run's first state, and its first actions. ``status`` shows what the run waits for.
 
     Raises ConfigError if the cluster does not suffice in time, or never can.
     """
-    shown = ""
+    shown, cluster, requests = "", platform.cluster, platform.requests()
     state: Starting | Fleet = Starting(terms=terms)
     try:
         while True:
-            state, actions = step(state, _cluster_seen(cluster))
+            state, actions = step(state, _cluster_seen(platform, cluster))
             if isinstance(state, Fleet):
                 return cluster, state, actions
             for action in actions:
@@ -60,30 +57,32 @@ def wait_for_start(
                 if isinstance(action, Show) and action.text != shown:  # without a terminal each call prints a line
                     shown = action.text
                     status(shown)
-            cluster = _beside(requests, cluster)
+            cluster = _beside(platform, requests, cluster)
     finally:
         requests.close()
 
 
-def _cluster_seen(cluster: ConnectedCluster) -> ClusterSeen:
+def _cluster_seen(platform: Platform, cluster: ConnectedCluster) -> ClusterSeen:
     """The cluster as the state machine sees it before the run starts, including who holds its CPUs."""
-    shown, by = parts_held(cluster.held_of_all()), held() if cluster.held else Held()
+    shown, by = parts_held(cluster.held_of_all()), platform.holders() if cluster.held else ""
     return ClusterSeen(
         now_s=time.monotonic(),
         nodes=cluster.nodes,
         whole=cluster.whole,
-        held=f"{shown} ({by.in_words})" if by.in_words else shown,
-        by_us=by.by_us_alone and is_alone() and all(amounts.keys() <= {"CPU"} for amounts in cluster.held.values()),
+        held=f"{shown} ({by})" if by else shown,
+        by_us=bool(cluster.held)
+        and platform.held_by_us()
+        and all(amounts.keys() <= {"CPU"} for amounts in cluster.held.values()),
     )
 
 
-def _beside(requests: NodeRequests, cluster: ConnectedCluster) -> ConnectedCluster:
+def _beside(platform: Platform, requests: HeldRequests, cluster: ConnectedCluster) -> ConnectedCluster:
     """The cluster a moment later, with the resources that programs other than ``requests`` hold."""
     while True:
         # What the requests hold is read before and after: both lists must describe the same moment.
         ours = requests.held()
         time.sleep(LOOK_S)  # Ray reports free resources later than held ones
-        cluster = dataclasses.replace(cluster, whole=alive_nodes(), held=held_by_others(ours))
+        cluster = dataclasses.replace(cluster, whole=platform.nodes(), held=platform.held_by_others(ours))
         # Otherwise, room granted meanwhile would count as held by others, and the run would ask for it again.
         if requests.held() == ours:
             return cluster
@@ -99,16 +98,6 @@ class HubPort(Protocol):
         self, nodes: tuple[str, ...], stores: Mapping[str, float], timeout_s: float, number: int
     ) -> Pending[bool]:
         """See :class:`offload.train.hub.client.HubClient`."""
-
-
-class RequestPort(Protocol):
-    """The requests to the cluster for nodes; see :class:`offload.train.cluster.node_requests.NodeRequests`."""
-
-    def ask(self, missing: Mapping[Bundle, int], *, hold: bool = False) -> None:
-        """Ask the cluster for this many of each bundle."""
-
-    def close(self) -> None:
-        """Withdraw all requests."""
 
 
 class Conductor:
@@ -133,7 +122,7 @@ class Conductor:
         *,
         hub: HubPort,
         obey: Callable[[Orders], None] = lambda orders: None,
-        requests: RequestPort,
+        requests: Requests,
         tell: Callable[[RunEvent], None],
         free: Callable[[], Mapping[str, Mapping[str, float]]],
         held: Callable[[], str] = str,

@@ -9,8 +9,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import ray
-
 from offload.errors import OffloadError, RunError
 from offload.measure.steps import Totals
 from offload.model.batch_split import BatchSplit
@@ -34,6 +32,7 @@ from offload.report.terminal.live_line import LiveLine
 from offload.train.callback import Callback
 from offload.train.driver.listeners import Listeners
 from offload.train.messages import TRAIN, News, sum_of
+from offload.versions import installed_ray
 
 _INPUT = ("core_seconds_per_sample", "variation", "wire_bytes_per_sample", "input_pace_samples_per_s", "blocked")
 
@@ -211,7 +210,7 @@ class EventLog:
             "metrics": self.news.metrics,
             "checkpoint": checkpoint,
             "run_dir": str(self.directory.path),
-            "versions": {"python": sys.version.split()[0], "ray": ray.__version__},
+            "versions": {"python": sys.version.split()[0], "ray": installed_ray()},
         }
         self._tell_failures()
         ends = RunFinished(status=status, error=error, samples=self.news.samples, steps=self.news.step)

@@ -94,10 +94,10 @@ class Listed:
             id_column=self.pipeline.id_column,
         )
 
-    def stream(self, seed: int) -> FeedDataset:
-        """The data set for the feed. Puts the recipe of its tasks into the object store."""
+    def stream(self, seed: int, put: Callable[[Any], Any]) -> FeedDataset:
+        """The data set for the feed. ``put``: stores the recipe of its tasks where the processes find it."""
         stream = FeedDataset(
-            recipe=PackedRecipe.of(self.recipe(seed)),
+            recipe=PackedRecipe.of(self.recipe(seed), put=put),
             shuffle=self.shuffle,
             seed=seed,
             id_column=self.pipeline.id_column,

@@ -14,9 +14,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, NoReturn
 
-import ray
-
-from offload import preload
+from offload.actors.errors import lost_errors
 from offload.errors import ConfigError
 from offload.model.batch_split import BatchSplit
 from offload.model.placement import GPU_TYPE, NodeResources, WorkerResources
@@ -24,13 +22,11 @@ from offload.pipeline.aside import SideThread
 from offload.pipeline.describe.cached import check_names
 from offload.pipeline.describe.sources import ANY_SOURCE
 from offload.pipeline.feed.datasets import Cores, FeedDataset
-from offload.pipeline.pool.ray_state import held
 from offload.pipeline.preprocessing.unpicklable import obstacle, used
 from offload.pipeline.program.pickling import Carried
 from offload.pipeline.program.surroundings import Program
 from offload.prices import built_in
 from offload.process.interrupts import COMMITTED_END_S, Interrupts, handled
-from offload.ray_private.draining import draining_nodes
 from offload.report.events.faults import OthersHold
 from offload.report.events.membership import RunLeaving
 from offload.report.events.training import RunStarted
@@ -38,24 +34,7 @@ from offload.report.run_dir import RunDirectory
 from offload.report.terminal.live_line import LiveLine
 from offload.train.checkpoints.run_folder import RunFolder
 from offload.train.checkpoints.storage import Marker, Storage, in_time, reason_of
-from offload.train.cluster.connection import (
-    INSTANCE_TYPE,
-    ConnectedCluster,
-    ControlLostError,
-    alive_nodes,
-    import_ahead,
-    nodes_to_end_with,
-    on_this_node,
-)
-from offload.train.cluster.holdings import Holdings, worker_title
-from offload.train.cluster.left import leave
-from offload.train.cluster.node_requests import NodeRequests
-from offload.train.cluster.notices import Watchers
-from offload.train.cluster.ray_nodes import free_resources
-from offload.train.cluster.ray_output import keep_to_logs
-from offload.train.cluster.ray_processes import ControlWatch
-from offload.train.cluster.reachable import silent_nodes
-from offload.train.driver.caches import check_caches
+from offload.train.cluster.connected import INSTANCE_TYPE, ControlLostError
 from offload.train.driver.conductor import Conductor, wait_for_start
 from offload.train.driver.event_log import EventLog
 from offload.train.driver.failure_texts import describe_failure, whole_story
@@ -63,15 +42,14 @@ from offload.train.driver.fleet.messages import StopAsked
 from offload.train.driver.fleet.room import Terms
 from offload.train.driver.fleet.state import Fleet
 from offload.train.driver.listed import Listed, classes_that_differ
+from offload.train.driver.platform.platform import Platform, Watch
 from offload.train.driver.run_arguments import Arguments
 from offload.train.driver.supervisor import Supervisor
 from offload.train.driver.torchrun import worker_variables
 from offload.train.driver.tuner import Tuner
+from offload.train.group.group import Reservation
 from offload.train.group.in_worker import Main
-from offload.train.group.ray_group import RayGroups, Reservation
-from offload.train.hub.actor import Hub
 from offload.train.hub.client import HubClient
-from offload.train.hub.run_names import named_hub
 from offload.train.messages import TRAIN
 from offload.train.worker.process import run_worker
 from offload.train.worker.setup import DatasetSetup, UserFunctions, WorkerSetup, first_pass
@@ -101,9 +79,10 @@ class Run:
         directory: RunDirectory,
         live: LiveLine,
         listed: dict[str, Listed],
-        cluster: ConnectedCluster,
+        platform: Platform,
     ) -> None:
-        self.trainer, self.directory, self.live, self.listed, self.cluster = trainer, directory, live, listed, cluster
+        self.trainer, self.directory, self.live, self.listed = trainer, directory, live, listed
+        self.platform, self.cluster = platform, platform.cluster
         self.worker = self._worker_resources()
         if trainer.cluster.preprocessing_cores and not all(dataset.pooled for dataset in listed.values()):
             raise ConfigError(
@@ -115,11 +94,7 @@ class Run:
                 f"the schedule uses shares of the training, and the number of samples of {TRAIN!r} is unknown: pass epochs, "
                 "such as schedule={0: 2, 30: 4}."
             )
-        self.holdings = Holdings()
-        requests = NodeRequests(self.holdings)
-        self.cluster, self.fleet, self._first_actions = wait_for_start(
-            self._terms(), cluster, requests, status=live.status
-        )
+        self.cluster, self.fleet, self._first_actions = wait_for_start(self._terms(), platform, status=live.status)
         # These checks need the nodes of the run, and come before anything is started on them.
         self._check_prices()
         self._check_caches()
@@ -138,7 +113,6 @@ class Run:
         self._changed = threading.Event()  # the workers have: look at the news now
         self.streams = self._packed()
         self._carried = self._functions()
-        self.job_env: dict[str, Any] = dict(ray.get_runtime_context().runtime_env)
 
     def go(self, name: str, storage: Storage) -> dict[str, Any]:
         """Train, with checkpoints at ``name`` of the storage; return the content of ``summary.json``.
@@ -156,7 +130,7 @@ class Run:
             nodes=tuple(self.fleet.used.elements()),
             task_cpus=self.fleet.core_cpus,
             stores={node.node_id: node.store_bytes for node in self.cluster.nodes},
-            runtime_env=preload.runtime_env(self.job_env),
+            runtime_env=self.platform.process_env(),
         )
         self._announce()
         if others := self.cluster.held_of_all():
@@ -164,7 +138,7 @@ class Run:
         for mismatch in classes_that_differ(self.listed):
             self.log.tell(mismatch)
         self._import_for_workers(self.fleet)
-        import_ahead(set(cores.nodes) - self._with_imports, cores.runtime_env)
+        self.platform.import_ahead(set(cores.nodes) - self._with_imports, cores.runtime_env)
         marker = Marker.of(storage, name)
         try:
             if marker is not None:
@@ -183,37 +157,24 @@ class Run:
     def _train(
         self, cores: Cores, name: str, storage: Storage, marker: Marker | None, interrupts: Interrupts
     ) -> tuple[bool, int]:
-        """Start the run's actors, follow the run to its end, and end the actors. Return whether the run was stopped, and how many signals
+        """Start the run's processes, follow the run to its end, and end them. Return whether the run was stopped, and how many signals
         that answered."""
         threads = FEED_THREADS + 6 * min(self.fleet.bounds[1], MOST_RANKS_AT_ONCE)
-
-        def start_hub(**named: str) -> Any:
-            return on_this_node(
-                ray.remote(Hub),
-                max_concurrency=threads,
-                enable_task_events=False,
-                runtime_env=dict(cores.runtime_env) or None,
-                **named,
-            ).remote(self.streams, cores, len(self.cluster.nodes), self.directory.path)
-
-        control = ControlWatch()
-        run, actor = named_hub(self.directory.path.name, start_hub, self.holdings)
-        keep_to_logs(run)
-        hub = HubClient(actor)
-        requests = NodeRequests(self.holdings)
-        groups = RayGroups(self._reservation(), title=worker_title(run), holdings=self.holdings)
+        platform = self.platform
+        hub = platform.start_hub(self.directory, self.streams, cores, threads=threads)
+        groups = platform.groups(self._reservation())
         supervisor = Supervisor(groups, hub, max_failures=self._max_failures, changed=self._changed.set)
         conductor = Conductor(
             self.fleet,
             self._first_actions,
             hub=hub,
             obey=supervisor.obey,
-            requests=requests,
+            requests=platform.requests(),
             tell=self.log.tell,
-            free=free_resources,
-            held=lambda: held().in_words,
+            free=platform.free,
+            held=platform.holders,
         )
-        watchers = Watchers(hub, self.log.tell)
+        watchers = platform.watch(hub, self.log.tell)
         training = supervisor.training
         error: BaseException | None = None
         try:
@@ -223,7 +184,7 @@ class Run:
                 hub.start_ahead(request, TRAIN, self.fleet.next_nodes())
             threading.Thread(target=self._hear_calls, args=(hub,), daemon=True, name="calls of workers").start()
             supervisor.start(self.worker_main(self._carried, self._setup(hub, name, storage, marker)))
-            stopped = self._watch(training, hub, interrupts, control, conductor, watchers)
+            stopped = self._watch(training, hub, interrupts, conductor, watchers)
             answered = interrupts.presses if stopped else 0
             if answered and training.done():
                 interrupts.end_within(COMMITTED_END_S)
@@ -231,24 +192,22 @@ class Run:
             self._read(hub)
             conductor.read(self.log.news)  # a change may have ended since the last look
             error = training.exception() if training.done() else None
-        except ray.exceptions.RayError as lost_hub:
-            if (lost := control.lost()) is not None:
+        except lost_errors() as lost_hub:
+            if (lost := platform.lost()) is not None:
                 self._lost(lost)
             # The hub died, for example because its host ran out of memory. An error of the workers, if any, explains more.
             self._failed((training.exception() if training.done() else None) or lost_hub)
         finally:
-            if control.lost() is None:  # otherwise, Ray would not answer these calls
+            if platform.lost() is None:  # otherwise, Ray would not answer these calls
                 watchers.close()
                 supervisor.close(WORKERS_END_S)
                 conductor.close()
-                self.holdings.release()
-                self.holdings.drop()
                 fleet = conductor.fleet
-                leave({node: cores * fleet.core_cpus for node, cores in fleet.used.items()})
+                platform.release({node: cores * fleet.core_cpus for node, cores in fleet.used.items()})
             else:
-                self.holdings.drop()
+                platform.forget()
         if error is not None:
-            if (lost := control.lost()) is not None:
+            if (lost := platform.lost()) is not None:
                 self._lost(lost)
             self._failed(error)
         return stopped, answered
@@ -290,18 +249,18 @@ class Run:
             nodes_deadline_s=trainer.cluster.nodes_deadline_s,
         )
 
-    def _packed(self) -> Any:
-        """The data sets in the object store. Raises ConfigError if one cannot be pickled."""
+    def _packed(self) -> dict[str, FeedDataset]:
+        """The data sets for the feed. Raises ConfigError if one cannot be pickled."""
         streams: dict[str, FeedDataset] = {}
         for name, listed in self.listed.items():
             try:
-                streams[name] = listed.stream(self.trainer.seed)
+                streams[name] = listed.stream(self.trainer.seed, self.platform.put)
             except Exception as error:
                 recipe = listed.recipe(self.trainer.seed)
                 raise ConfigError(
                     f"datasets[{name!r}] cannot be sent to the preprocessing processes: {obstacle(recipe, error)}"
                 ) from None
-        return ray.put(streams)
+        return streams
 
     def _functions(self) -> Carried:
         """Pickle the functions and settings that the workers call. Raises ConfigError if that fails."""
@@ -417,7 +376,7 @@ class Run:
         check_names({name: listed.pipeline for name, listed in self.listed.items()})
         specs = [spec for listed in self.listed.values() for spec in listed.pipeline.caches]
         names = {node.node_id: node.name for node in self.cluster.nodes}
-        check_caches(specs, {node: names.get(node, node) for node in self.fleet.used})
+        self.platform.check_caches(specs, {node: names.get(node, node) for node in self.fleet.used})
 
     def _allowed(self, workers: int) -> bool:
         """Return whether this many workers may train."""
@@ -429,7 +388,7 @@ class Run:
         user_env = dict(config.worker_runtime_env or {}) if config is not None else {}
         if variables := worker_variables():
             user_env["env_vars"] = {**variables, **user_env.get("env_vars", {})}
-        return {**preload.runtime_env({**self.job_env, **user_env}, also=preload.TRAINING), **user_env}
+        return self.platform.process_env(user_env)
 
     def _announce(self) -> None:
         prices = self._prices()
@@ -477,16 +436,15 @@ class Run:
         training: Future[str],
         hub: HubClient,
         interrupts: Interrupts,
-        control: ControlWatch,
         conductor: Conductor,
-        watchers: Watchers,
+        watchers: Watch,
     ) -> bool:
         """Follow the run to its end. Return whether it was stopped before its end.
 
         Raises KeyboardInterrupt if it must end at once, and ControlLostError if Ray has ended.
         """
         tuner = self._tuner()
-        ends_with = nodes_to_end_with()
+        ends_with = self.platform.ends_with()
         stop_asked = leaving = soon = False
         read_at = time.monotonic()
 
@@ -496,7 +454,7 @@ class Run:
             self._read(hub)
             if not stop_asked:
                 # In this order: a drained node that ends in between would look like a new node.
-                draining, alive = draining_nodes(), self.cluster.left(alive_nodes())
+                draining, alive = set(self.platform.leaving()), self.cluster.left(self.platform.nodes())
                 silent = self._silent(alive)
                 alive = tuple(node for node in alive if node.node_id not in silent)
                 watchers.look([node for node in alive if node.node_id in conductor.fleet.in_use], draining)
@@ -513,7 +471,7 @@ class Run:
             while not training.done():
                 changed = self._changed.wait(INTERRUPT_S)
                 self._changed.clear()
-                if (lost := control.lost()) is not None:
+                if (lost := self.platform.lost()) is not None:
                     self._lost(lost)
                 if interrupts.presses > 1:
                     aside.wait(INTERRUPT_S)
@@ -534,7 +492,7 @@ class Run:
                     soon = False
                     read_at = time.monotonic()
                     aside.start(look)
-            while aside.busy and control.lost() is None:
+            while aside.busy and self.platform.lost() is None:
                 aside.wait(INTERRUPT_S)
             aside.result()
         return stop_asked
@@ -555,12 +513,12 @@ class Run:
         nodes -= self._with_imports
         if nodes:
             self._with_imports |= nodes
-            import_ahead(nodes, self._worker_env())
+            self.platform.import_ahead(nodes, self._worker_env())
 
     def _hear_calls(self, hub: HubClient) -> None:
         """Look at the news as soon as a worker waits for orders."""
         calls = 0
-        with contextlib.suppress(ray.exceptions.RayError):  # the hub has ended, and so has the run
+        with contextlib.suppress(*lost_errors()):  # the hub has ended, and so has the run
             while True:
                 calls = hub.await_calls(calls, CALL_S)
                 self._changed.set()
@@ -573,7 +531,7 @@ class Run:
         if news.failures > self._failures:
             self._failures = news.failures
             asked.update(news.suspects)
-        self._silent_nodes = silent_nodes(asked & {node.node_id for node in alive})
+        self._silent_nodes = self.platform.silent(asked & {node.node_id for node in alive})
         return self._silent_nodes
 
     def _read(self, hub: HubClient) -> None:

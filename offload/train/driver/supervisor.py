@@ -18,7 +18,7 @@ from typing import Protocol, assert_never
 
 from offload.errors import RunError
 from offload.process import forks
-from offload.train.cluster.ray_processes import how_it_ended
+from offload.process.exits import how_it_ended
 from offload.train.driver.losses import AllReturned, Lost, Raised, SmallerBatches, Verdict, verdict_of
 from offload.train.group.group import Died, Ended, Group, GroupEvent, Groups, Joining, NotStarted, Plan
 from offload.train.group.in_worker import Main

@@ -30,7 +30,6 @@ from offload.pipeline.aside import call_aside
 from offload.pipeline.describe.from_loader import described
 from offload.pipeline.describe.pipeline import Pipeline, missing_arguments
 from offload.pipeline.describe.sources import ANY_SOURCE
-from offload.pipeline.pool.ray_state import held_in_vain
 from offload.pipeline.program.main_module import refuse_again
 from offload.pipeline.raydata.dataset_source import units_of
 from offload.pipeline.raydata.units import UnitIndex
@@ -48,9 +47,9 @@ from offload.train.checkpoints.storage import (
     storage_of,
     telling_errors,
 )
-from offload.train.cluster.connection import check_address, connected, metrics_address, preparing
 from offload.train.config import Adaptation, BatchSize, Checkpoints, Cluster, Precision, WorkerOverrides, workers_range
 from offload.train.driver.listed import Listed
+from offload.train.driver.platform.choice import platform_of
 from offload.train.driver.run import Run
 from offload.train.driver.torchrun import check_alone
 from offload.train.messages import TRAIN
@@ -59,7 +58,6 @@ from offload.train.worker.context import Context
 if TYPE_CHECKING:  # a run needs no Ray Train
     from ray.train import RunConfig, ScalingConfig
 
-NO_METRICS = "this Ray serves no metrics, so Prometheus finds none: start it again with ray[default] installed, or let the run start one"
 PATIENCE_S = 3.0  # time after which a listing shows its progress
 CORES_LOOK_S = 10.0
 
@@ -233,9 +231,10 @@ class Trainer:
         Args:
             run_dir: the folder of the run's files; ``runs/<name of the script>`` by default.
             overwrite: whether to replace a run that the directory holds, and its checkpoints in ``storage_path``.
-            address: a Ray cluster (``"auto"``, ``"host:port"``); by default ``RAY_ADDRESS``, or else one on this machine. A process that
-                is already connected to a Ray uses that one. The run refuses a wrong address, or one of another Ray, before it lists or
-                starts anything.
+            address: a Ray cluster (``"auto"``, ``"host:port"``), or ``"local"`` for a Ray on this machine; by default ``RAY_ADDRESS``. A
+                process that is already connected to a Ray uses that one. Without any of these, processes of this machine do everything,
+                and no Ray is needed, unless a data set is a ``ray.data.Dataset`` or an argument asks for what only Ray has. The run
+                refuses a wrong address, or one of another Ray, before it lists or starts anything.
             storage_path: the folder of checkpoints, instead of the Trainer's.
             quiet: whether to hide the live line and notes. What the user's code prints appears all the same.
             watch: whether to show a full-screen view instead of the live line, if standard error is a terminal. The view holds
@@ -248,7 +247,7 @@ class Trainer:
         refuse_again("the training of an offload.Trainer")
         view = live_view(quiet=quiet, watch=watch)
         check_alone()
-        address = check_address(address)
+        opener = platform_of(address, self)
         run_dir = f"runs/{Path(sys.argv[0]).stem or 'run'}" if run_dir is None else run_dir
         directory = RunDirectory(
             Path(check_path("run_dir", run_dir, sane="a folder, such as runs/a")),
@@ -268,7 +267,7 @@ class Trainer:
                 outdated = holds_checkpoints(storage, name, resuming=directory.resuming, overwrite=overwrite)
             return storage, outdated
 
-        with locked(directory.path), view as live, preparing(address), ExitStack() as listings:
+        with locked(directory.path), view as live, opener.preparing(), ExitStack() as listings:
             if storage_path is not None:
                 live.status(f"checking the checkpoint storage {storage_path}")
             storage, outdated = in_time(storage_checked, storage_path or str(directory.path))
@@ -277,13 +276,12 @@ class Trainer:
             for dataset in self.datasets:
                 listed[dataset] = self.listed(dataset, live.waiting)
                 listings.callback(listed[dataset].close)
-            live.status("starting Ray")
+            live.status(opener.starting)
             metrics_port = next((c.ray_metrics_port for c in self.callbacks if c.ray_metrics_port is not None), None)
-            with connected(address, metrics_port=metrics_port) as cluster:
-                if metrics_port is not None:
-                    where = metrics_address(ours=cluster.ours)
-                    live.note(f"metrics for Prometheus: {where}" if where else NO_METRICS)
-                run = Run(self, directory, live, listed, cluster)
+            with opener.opened(metrics_port=metrics_port) as platform:
+                if platform.note:
+                    live.note(platform.note)
+                run = Run(self, directory, live, listed, platform)
                 # Only after all checks: a mistyped path must not destroy an earlier run.
                 if outdated:
                     with telling_errors(storage):
@@ -361,6 +359,8 @@ def _aside(
         nonlocal holders, looked_at
         now = time.monotonic()
         if pipeline.dataset is not None and now - looked_at > CORES_LOOK_S:  # Ray Data may have to execute it
+            from offload.pipeline.pool.ray_state import held_in_vain
+
             holders, looked_at = held_in_vain(), now
         if now - began > PATIENCE_S:
             beside = f", {progress[0]} so far" if progress[0] else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from offload.train.cluster.ray_processes import how_it_ended
+from offload.process.exits import how_it_ended
 
 
 def sentence(rank: int, host: str, pid: int, status: int | None, log: str | None, *, ray_killed: bool = False) -> str:

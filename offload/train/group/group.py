@@ -9,14 +9,38 @@ Where it stops: a group decides nothing. :mod:`offload.train.driver.supervisor` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 from offload.train.group.in_worker import Main, Report
 
 Outcome = Literal["finished", "stopped", "replaced"]
 """What a worker's function returns: it trained to its goal, it obeyed the order to stop, or it makes way for another group."""
+
+
+NODE_ID = "ray.io/node-id"  # a label that every node of Ray has
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reservation:
+    """What each worker reserves.
+
+    Args:
+        bundle: the amounts of resources by name, as Ray names them.
+        strategy: Ray's placement strategy.
+        labels: the label selector that its node must meet.
+        runtime_env: the runtime environment.
+    """
+
+    bundle: Mapping[str, float]
+    strategy: str = "PACK"
+    labels: Mapping[str, str] = field(default_factory=dict)
+    runtime_env: Mapping[str, Any] = field(default_factory=dict)
+
+    def selector(self, avoid: Sequence[str]) -> dict[str, str]:
+        """The label selector without these nodes."""
+        return {**self.labels, **({NODE_ID: f"!in({','.join(avoid)})"} if avoid else {})}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,159 +1,150 @@
-"""A group of processes on this machine, without a cluster.
-
-One thread of the group watches its processes: the kernel tells of their reports and of their ends.
-"""
+"""A group of processes on this machine, without a cluster."""
 
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
-import pickle
+import os
 import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
 
 import cloudpickle
 
-from offload.train.group.deaths import sentence
+from offload.actors.processes import Actor, start_actor
+from offload.actors.starter import Starter
+from offload.train.group.deaths import first_line, sentence
 from offload.train.group.group import Died, Ended, GroupEvent, Joining, NotStarted, Plan
 from offload.train.group.in_worker import Main, Member, Report, report_of
 from offload.train.group.joined import free_port, joined, members
 
-IMPORTED_AHEAD = ("offload.train.group.local_group",)  # with torch
-END_S = 10.0  # time for the status of a process that is known to have ended
 
-StartMethod = Literal["fork", "forkserver", "spawn"]
+class TrainingProcess:
+    """The object of one worker's process. ``variables``: for its environment."""
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        os.environ.update(variables)
+
+    def ready(self) -> None:
+        """Answer: the process runs."""
+
+    def run(self, packed: bytes, member: Member) -> Report:
+        """Join the group, and call the pickled function."""
+
+        def run() -> str:
+            main: Main = cloudpickle.loads(packed)
+            with joined(member) as device:
+                return main(dataclasses.replace(member, device=str(device)))
+
+        return report_of(run)
 
 
 class LocalGroups:
     """Starts groups of processes on this machine.
 
     Args:
-        method: how Python starts them. Unlike ``fork``, the others begin without the threads and locks of this process;
-            ``forkserver`` imports torch once for all processes.
-        gpus: the ids of the GPUs to share out, one for each process; none: the CPU.
+        starter: starts the processes.
+        node: the id of this machine.
+        gpus: the ids of the GPUs to share out; none: the CPU.
+        gpus_each: how many of them a process gets; below 1: several processes share one.
+        variables: for the environment of the processes.
     """
 
-    def __init__(self, method: StartMethod = "forkserver", gpus: Sequence[str] = ()) -> None:
-        self._method, self._gpus = method, tuple(gpus)
+    def __init__(
+        self,
+        starter: Starter,
+        *,
+        node: str = "",
+        gpus: Sequence[str] = (),
+        gpus_each: float = 1.0,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        self.starter, self.node, self.gpus, self.gpus_each = (
+            starter,
+            node or socket.gethostname(),
+            tuple(gpus),
+            gpus_each,
+        )
+        self.variables = dict(variables or {})
 
     def start(self, main: Main, plan: Plan, tell: Callable[[GroupEvent], None]) -> LocalGroup:
         """See :meth:`offload.train.group.group.Groups.start`."""
-        return LocalGroup(main, plan, tell, self._method, self._gpus)
+        return LocalGroup(main, plan, tell, self)
+
+    def gpus_of(self, process: int) -> tuple[str, ...]:
+        """The ids of the GPUs of a process of a group."""
+        first = int(process * self.gpus_each + 1e-9)
+        return self.gpus[first : first + max(int(self.gpus_each), 1)]
 
 
 class LocalGroup:
     """See :class:`offload.train.group.group.Group`."""
 
-    def __init__(
-        self,
-        main: Main,
-        plan: Plan,
-        tell: Callable[[GroupEvent], None],
-        method: StartMethod,
-        gpus: Sequence[str],
-    ) -> None:
-        self._plan, self._tell = plan, tell
-        self._processes: dict[int, BaseProcess] = {}
-        self._reports: dict[int, Connection] = {}
+    def __init__(self, main: Main, plan: Plan, tell: Callable[[GroupEvent], None], groups: LocalGroups) -> None:
+        self._plan, self._tell, self._node = plan, tell, groups.node
         self._folder = Path(tempfile.mkdtemp(prefix="offload-group-"))
-        self._ending = threading.Lock()
+        self._starting, self._awaited = threading.Lock(), plan.workers
         self._ended = False
-        self._context: Any = multiprocessing.get_context(method)
-        if method == "forkserver":
-            self._context.set_forkserver_preload(list(IMPORTED_AHEAD))
-        self._watch = threading.Thread(target=self._run, args=(main, gpus), daemon=True, name="training processes")
-        self._watch.start()
+        self._actors: list[Actor] = []
+        try:
+            self._work = cloudpickle.dumps(main)
+            self._actors = [
+                start_actor(groups.starter, TrainingProcess, groups.variables, title=f"the process of worker {rank}")
+                for rank in range(plan.workers)
+            ]
+        except Exception as error:  # the user's objects may raise anything, and there may be no more open files
+            tell(NotStarted(attempt=plan.attempt, reason=first_line(error)))
+            return
+        own = [groups.gpus_of(at) for at in range(plan.workers)]
+        for actor in self._actors:
+            actor.ready.remote().future().add_done_callback(partial(self._is_ready, own))
 
     def how_ended(self, rank: int) -> str | None:
         """See :meth:`offload.train.group.group.Group.how_ended`."""
-        process = self._processes.get(rank)
-        if process is None:
+        if rank >= len(self._actors):
             return None
-        process.join(END_S)
-        return sentence(rank, socket.gethostname(), process.pid or 0, process.exitcode, None)
+        actor = self._actors[rank]
+        return sentence(rank, socket.gethostname(), actor.pid, actor.status, None)
 
     def end(self) -> None:
         """See :meth:`offload.train.group.group.Group.end`."""
-        with self._ending:
-            self._ended = True
-            for process in self._processes.values():
-                # Not terminate: the user's function may handle SIGTERM, or be stuck in C++.
-                process.kill()
-        if threading.current_thread() is not self._watch:
-            self._watch.join()
+        self._ended = True
+        for actor in self._actors:
+            # Not terminate: the user's function may handle SIGTERM, or be stuck in C++.
+            actor.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _run(self, main: Main, gpus: Sequence[str]) -> None:
-        attempt, workers = self._plan.attempt, self._plan.workers
-        own = [gpus[at : at + 1] for at in range(workers)] if gpus else [()] * workers
-        node = socket.gethostname()
-        port = free_port()
-        try:
-            work = cloudpickle.dumps(main)
-            for member in members(attempt, [node] * workers, own):
-                self._start(work, member, port)
-        except Exception as error:
-            self._tell(NotStarted(attempt=attempt, reason=f"{type(error).__name__}: {error}"))
+    def _is_ready(self, gpus: Sequence[Sequence[str]], ready: Future[None]) -> None:
+        """A process runs, or has ended. Once all run, they join."""
+        with self._starting:
+            first_failure = ready.exception() is not None and self._awaited > 0
+            self._awaited = -1 if ready.exception() is not None else self._awaited - 1
+            all_run = self._awaited == 0
+        if self._ended:
             return
-        if not self._ended:
-            self._tell(Joining(attempt=attempt, nodes=(node,) * workers))
-        self._follow()
+        if first_failure:
+            self._tell(NotStarted(attempt=self._plan.attempt, reason=str(ready.exception())))
+        if all_run:
+            self._join(gpus)
 
-    def _start(self, work: bytes, member: Member, port: int) -> None:
-        mine, its = self._context.Pipe(duplex=False)
-        placed = dataclasses.replace(member, port=port, store=str(self._folder / "store"))
-        process = self._context.Process(target=_work, args=(its, work, placed), daemon=False)
-        with self._ending:  # a process that starts after the end would stay
-            if not self._ended:
-                process.start()
-                self._processes[member.rank], self._reports[member.rank] = process, mine
-        # Only the process itself keeps its end open, so the pipe closes when it dies.
-        its.close()
+    def _join(self, gpus: Sequence[Sequence[str]]) -> None:
+        nodes = [self._node] * self._plan.workers
+        port = free_port()
+        self._tell(Joining(attempt=self._plan.attempt, nodes=tuple(nodes)))
+        for actor, member in zip(self._actors, members(self._plan.attempt, nodes, gpus), strict=True):
+            placed = dataclasses.replace(member, port=port, store=str(self._folder / "store"))
+            answer = actor.run.remote(self._work, placed).future()
+            answer.add_done_callback(partial(self._heard, member.rank))
 
-    def _follow(self) -> None:
-        """Tell of each report, or of the end of a process without one, until all have told."""
-        waiting: dict[Any, int] = {self._reports[rank]: rank for rank in self._reports}
-        # A process that the user's function has started may keep the pipe open: the end of the worker itself counts.
-        waiting |= {process.sentinel: rank for rank, process in self._processes.items()}
-        told: set[int] = set()
-        while len(told) < len(self._processes) and not self._ended:
-            for ready in wait(list(waiting)):
-                rank = waiting.pop(ready)
-                # Its report and its end may both be ready.
-                if rank not in told and not self._ended:
-                    told.add(rank)
-                    self._tell(self._heard(rank))
-        for process in self._processes.values():
-            process.join()
-        for connection in self._reports.values():
-            connection.close()
-
-    def _heard(self, rank: int) -> GroupEvent:
-        attempt, connection = self._plan.attempt, self._reports[rank]
-        try:
-            if connection.poll():
-                report: Report = pickle.loads(connection.recv_bytes())
-                return Ended(attempt=attempt, rank=rank, report=report)
-        except (EOFError, OSError, pickle.UnpicklingError):
-            pass
-        return Died(attempt=attempt, rank=rank, reason=f"the process of worker {rank} ended")
-
-
-def _work(connection: Connection, work: bytes, member: Member) -> None:
-    """The main function of each process."""
-
-    def run() -> str:
-        main: Main = pickle.loads(work)
-        with joined(member) as device:
-            return main(dataclasses.replace(member, device=str(device)))
-
-    report = report_of(run)
-    connection.send_bytes(cloudpickle.dumps(report))
-    connection.close()
+    def _heard(self, rank: int, answer: Future[Report]) -> None:
+        if self._ended:
+            return
+        attempt, error = self._plan.attempt, answer.exception()
+        if error is None:
+            self._tell(Ended(attempt=attempt, rank=rank, report=answer.result()))
+        else:
+            self._tell(Died(attempt=attempt, rank=rank, reason=first_line(error)))

@@ -11,25 +11,24 @@ import contextlib
 import dataclasses
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-import cloudpickle
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from offload.pipeline.program import pickling
 from offload.preload.ended import exit_status
 from offload.ray_private.actor_ends import ran_out_of_memory
 from offload.train.cluster.holdings import Holdings
 from offload.train.cluster.reachable import silent_nodes
 from offload.train.group.deaths import first_line, sentence
-from offload.train.group.group import Died, Ended, GroupEvent, Joining, NotStarted, Plan
+from offload.train.group.group import Died, Ended, GroupEvent, Joining, NotStarted, Plan, Reservation
 from offload.train.group.in_worker import Main, Member, Report, report_of
 from offload.train.group.joined import joined, members, open_store
 
-NODE_ID = "ray.io/node-id"  # a label that every node has
 STATUS_S = 1.0  # time for an exit status to be written
 ANSWER_S = 8.0  # time for a node to answer; it may be gone
 STANDARD_ERROR = "/proc/self/fd/2"
@@ -79,7 +78,7 @@ class TrainingWorker:
         """Join the group, and call the pickled function."""
 
         def run() -> str:
-            main: Main = cloudpickle.loads(packed)
+            main: Main = pickling.loads(packed)
             with joined(member, self._store) as device:
                 return main(dataclasses.replace(member, device=str(device)))
 
@@ -92,27 +91,6 @@ def _log() -> str | None:
         log = os.readlink(STANDARD_ERROR)
         return log if os.path.isfile(log) else None
     return None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Reservation:
-    """What each worker reserves.
-
-    Args:
-        bundle: the amounts of resources by name, as Ray names them.
-        strategy: Ray's placement strategy.
-        labels: the label selector that its node must meet.
-        runtime_env: the runtime environment.
-    """
-
-    bundle: Mapping[str, float]
-    strategy: str = "PACK"
-    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    runtime_env: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    def selector(self, avoid: Sequence[str]) -> dict[str, str]:
-        """The label selector without these nodes."""
-        return {**self.labels, **({NODE_ID: f"!in({','.join(avoid)})"} if avoid else {})}
 
 
 class RayGroups:
@@ -218,7 +196,7 @@ class RayGroup:
         # Told before the processes join: from here on, a death is a failure of training, not of the start.
         self._tell(Joining(attempt=self._plan.attempt, nodes=tuple(process.node for process in self._by_rank)))
         # In the object store, once for all: the driver's node has it, whichever node died with the last group.
-        packed = ray.put(cloudpickle.dumps(self._main))
+        packed = ray.put(pickling.dumps(self._main))
         for rank, actor in enumerate(self._actors):
             member = dataclasses.replace(self._members[rank], master=self._by_rank[0].address, port=ports[0])
             ended = actor.run.remote(packed, member).future()

@@ -1,5 +1,5 @@
-"""The hub, the run's only actor beside the driver. It feeds the workers and receives their reports. One actor does both, since each
-further process takes some seconds to start.
+"""The hub feeds the workers of a run and receives their reports. One object does both. On a Ray cluster it is an actor
+(:mod:`offload.train.hub.ray_hub`), and without one it lives in the driver.
 
 This module does not import torch: on a host with few cores, the hub starts beside the workers, which do.
 """
@@ -11,27 +11,21 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-import ray
-
-from offload.errors import RunError
 from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.feed.feed import Feed, FeedListener
-from offload.pipeline.pool.core_watch import CoreWatch, CpuUser
+from offload.pipeline.pool.pool import Pool, PoolMaker
 from offload.pipeline.program.printed import Outlet, Printed
 from offload.report.events import (
     BlocksThroughRay,
     CacheStopped,
-    CoresShared,
     DataPrinted,
     NodePreprocesses,
     PreprocessingLost,
     PreprocessingSlow,
-    WaitsForCpus,
 )
 from offload.report.run_tail import Tails, tails_in
-from offload.train.cluster.holdings import HUB, worker_title
 from offload.train.hub.board import Board
 from offload.train.messages import GroupStart
 
@@ -70,47 +64,20 @@ def _by_board(method: Callable[Concatenate[Board, _P], _T]) -> Callable[Concaten
     return answer
 
 
-class _Preprocessing(CpuUser):
-    """The preprocessing of a run, as the watch for waiting CPUs sees it."""
-
-    def __init__(self, feed: Feed, board: Board, run: str) -> None:
-        self._feed, self._board, self._worker = feed, board, worker_title(run)
-
-    def starving(self) -> str:
-        return self._feed.starving()
-
-    def executed(self, what: str) -> bool:
-        return self._feed.executed(what)
-
-    def reserves_cores(self) -> bool:
-        return self._feed.reserves_cores()
-
-    def stays(self, holder: str) -> bool:
-        return holder == self._worker
-
-    def share_cores(self) -> None:
-        if self._feed.pool is not None:
-            self._feed.pool.share()
-            self._board.note(CoresShared())
-
-    def waits(self, what: str, seconds: float, held: str) -> None:
-        self._board.note(WaitsForCpus(dataset=what, seconds=round(seconds), held=held))
-
-    def waits_in_vain(self, what: str, seconds: float, held: str) -> None:
-        self._feed.failed(
-            RunError(
-                f"the preprocessing of {what!r} has waited {seconds:.0f} s for CPUs that it cannot get while this run trains ({held}). "
-                'Let workers reserve fewer CPUs (scaling_config=ray.train.ScalingConfig(resources_per_worker={"CPU": ...})), let the '
-                "Dataset's steps ask for fewer at once (num_cpus, concurrency), or add nodes."
-            )
-        )
-
-
 class Hub(FeedListener):
     """The actor from which workers get batches and to which they report; the driver reads it. Call it through
     :class:`offload.train.hub.client.HubClient`.
 
     It holds a feed, which hands out blocks, and a board, which passes reports and orders on. Neither knows the other.
+
+    Args:
+        streams: the data sets, by name.
+        cores: the cores that preprocess at first.
+        nodes: the number of nodes at the start.
+        run_dir: the run directory.
+        title: its name.
+        handle: a handle of this object, to which preprocessing processes report.
+        pool: makes the pool of preprocessing processes.
     """
 
     feed: Feed
@@ -140,20 +107,27 @@ class Hub(FeedListener):
     # For the supervisor of the workers.
     worker_failed = _by_board(Board.worker_failed)
 
-    def __init__(self, streams: dict[str, FeedDataset], cores: Cores, nodes: int, run_dir: Path) -> None:
-        take_turns()
+    def __init__(
+        self,
+        streams: dict[str, FeedDataset],
+        cores: Cores,
+        nodes: int,
+        run_dir: Path,
+        *,
+        title: str = "hub",
+        handle: Any = None,
+        pool: PoolMaker = Pool,
+    ) -> None:
         self._run_dir, self._tails = run_dir, tails_in(run_dir)
         # A node has a process per core, and each of them reports the same problem.
         self._without_cache: set[str] = set()
         self._through_ray: set[str] = set()
         # Calls come on many threads. Without this lock, the lines of one process could change their order.
         self._outlet, self._passing_on = Outlet(), threading.Lock()
-        context = ray.get_runtime_context()
-        self._title = context.get_actor_name() or "hub"
+        self._title = title
         # The board comes first: the threads of the feed's pool may report as soon as they start.
         self.board = Board(lambda: self.feed.supply(), nodes=nodes)
-        self.feed = Feed(streams, cores, handle=context.current_actor, listener=self)
-        CoreWatch(_Preprocessing(self.feed, self.board, run=self._title.removesuffix(HUB))).start()
+        self.feed = Feed(streams, cores, pool, handle=handle, listener=self)
 
     def __repr__(self) -> str:
         return self._title
@@ -178,19 +152,19 @@ class Hub(FeedListener):
 
     def slow(self, node: str, what: str, seconds: float) -> None:
         """Report that a preprocessing process has worked on one sample for a long time."""
-        self.note(PreprocessingSlow(node=_address(node), what=what, seconds=round(seconds)))
+        self.note(PreprocessingSlow(node=self.address(node), what=what, seconds=round(seconds)))
 
     def cache_stopped(self, node: str, reason: str) -> None:
         """Report that a preprocessing process stores nothing more in its node's cache. The first report of a node counts."""
         if node not in self._without_cache:
             self._without_cache.add(node)
-            self.note(CacheStopped(node=_address(node), reason=reason))
+            self.note(CacheStopped(node=self.address(node), reason=reason))
 
     def blocks_through_ray(self, node: str, reason: str) -> None:
         """Report that the blocks of a node do not reach the workers directly. The first report of a node counts."""
         if node not in self._through_ray:
             self._through_ray.add(node)
-            self.note(BlocksThroughRay(node=_address(node), reason=reason))
+            self.note(BlocksThroughRay(node=self.address(node), reason=reason))
 
     def printed(self, key: str, printed: Printed) -> None:
         """Report what a preprocessing process has printed."""
@@ -209,14 +183,12 @@ class Hub(FeedListener):
 
     def given_up(self, node: str, what: str, seconds: float) -> None:
         """Report that a preprocessing process ends because nothing can interrupt its call."""
-        self.feed.given_up(_address(node), what, seconds)
+        self.feed.given_up(self.address(node), what, seconds)
 
     def works(self, node: str) -> None:
         """Report that a node has begun to preprocess."""
         self.note(NodePreprocesses(node=node))
 
-
-def _address(node_id: str) -> str:
-    """The address by which users know a node."""
-    nodes = ray.nodes()  # type: ignore[no-untyped-call]
-    return next((str(n["NodeManagerAddress"]) for n in nodes if n["NodeID"] == node_id), node_id)
+    def address(self, node: str) -> str:
+        """The address by which users know a node."""
+        return node

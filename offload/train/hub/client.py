@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from offload.actors.values import Answer
 from offload.model.batch_split import BatchSplit
 from offload.pipeline.blocks.receiver import Pending
 from offload.pipeline.feed.passes import PassKey, PassRequest, Reach, Slice
 from offload.report.events import RunEvent
 from offload.report.run_tail import Tails
-from offload.train.cluster.connection import PendingAnswer
 from offload.train.hub.actor import Hub
 from offload.train.messages import GroupStart, News, Orders, Push
 
@@ -22,7 +22,10 @@ _T = TypeVar("_T")
 class HubClient:
     """A typed client of the hub: mypy checks every call against the method that answers it.
 
-    Calls raise ``ray.exceptions.RayError`` if the hub is gone. The client can be sent to other processes.
+    Calls raise one of :func:`offload.actors.errors.lost_errors` if the hub is gone. The client can be sent to other processes.
+
+    Args:
+        actor: the handle of Ray's actor, or of an object that the driver serves.
     """
 
     def __init__(self, actor: Any) -> None:
@@ -138,4 +141,9 @@ class HubClient:
         """Call a method of the hub without waiting."""
         # By the method's name: an actor's handle has no types, while the method itself gives mypy the arguments and
         # the answer.
-        return PendingAnswer(getattr(self.actor, method.__name__).remote(*args, **named))
+        answer = getattr(self.actor, method.__name__).remote(*args, **named)
+        if isinstance(answer, Answer):
+            return answer
+        from offload.train.cluster.answers import PendingAnswer  # it imports Ray
+
+        return PendingAnswer(answer)

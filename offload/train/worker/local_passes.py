@@ -197,7 +197,7 @@ class Passes:
         meter: StepMeter,
         scaling: BatchScaling | None,
     ) -> None:
-        self.attempt, self.direct = attempt, DirectBlocks(setup.hub)
+        self.attempt, self.direct = attempt, DirectBlocks(setup.hub, home=place.node)
         self.epoch, self.in_epoch = 0, False
         self.others = OtherPasses(setup, reporter, rank=place.rank)
         self.went_on: tuple[int, ...] = ()

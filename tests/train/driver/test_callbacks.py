@@ -14,8 +14,8 @@ from offload.report.events import Decided, RunStarted, WorkerCountWanted
 from offload.report.page.records import read_run
 from offload.report.run_dir import EVENTS, METRICS, REPORT, SUMMARY, read_lines
 from offload.train.driver import listeners
-from offload.train.driver import run as run_module
 from offload.train.driver.listeners import Listeners, decision_of
+from offload.train.driver.platform import ray_platform
 from tests.emulation.numbers import Line
 from tests.helpers import eventually
 
@@ -135,7 +135,7 @@ def test_callbacks_hear_of_the_end_of_a_run_that_ends_before_its_workers_start(
     def fails(*arguments: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(run_module, "named_hub", fails)
+    monkeypatch.setattr(ray_platform, "named_hub", fails)
     recorder = Recorder()
     data = {"train": offload.from_torch(Line(103))}
     trainer = offload.Trainer(train, datasets=data, batch_size=16, workers=1, callbacks=[recorder])

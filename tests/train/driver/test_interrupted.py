@@ -21,6 +21,7 @@ from offload.train.cluster.holdings import Holdings, left
 from offload.train.cluster.node_requests import NodeRequests
 from offload.train.driver import conductor as conductor_module
 from offload.train.driver import run as run_module
+from offload.train.driver.platform import ray_platform
 from offload.train.driver.supervisor import Supervisor
 from offload.train.group.ray_group import RayGroups
 from offload.train.hub.run_names import runs
@@ -64,7 +65,7 @@ def after(function: Callable[..., Any], then: Callable[[], Any]) -> Callable[...
 
 
 def hub_has_started(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(run_module, "named_hub", after(run_module.named_hub, press))
+    patch.setattr(ray_platform, "named_hub", after(ray_platform.named_hub, press))
 
 
 def workers_are_about_to_start(patch: pytest.MonkeyPatch) -> None:
@@ -117,7 +118,7 @@ def an_exception_in_the_clean_up(patch: pytest.MonkeyPatch) -> None:
     def release(holdings: Holdings) -> None:
         raise KeyboardInterrupt
 
-    patch.setattr(run_module, "named_hub", after(run_module.named_hub, press))
+    patch.setattr(ray_platform, "named_hub", after(ray_platform.named_hub, press))
     patch.setattr(Holdings, "release", release)
 
 
@@ -196,8 +197,8 @@ def test_a_run_that_waits_for_room_says_who_holds_it(tmp_path: Path, monkeypatch
     shown: list[Any] = []
     real = conductor_module._cluster_seen
 
-    def seen(cluster: Any) -> Any:
-        shown.append(real(cluster))
+    def seen(platform: Any, cluster: Any) -> Any:
+        shown.append(real(platform, cluster))
         return shown[-1]
 
     monkeypatch.setattr(conductor_module, "_cluster_seen", seen)

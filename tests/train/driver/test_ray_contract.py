@@ -35,7 +35,7 @@ from offload.ray_private.preload import minimal_agent
 from offload.train.cluster import connection as cluster
 from offload.train.cluster import ray_processes, ray_settings
 from offload.train.cluster.reaper import MARK, marked
-from offload.train.group import ray_group
+from offload.train.group import group
 from offload.versions import TESTED_RAY, ray_version_warning
 from tests.helpers import ROOT, eventually, title_of
 
@@ -137,7 +137,7 @@ def test_a_run_starts_no_helper_that_it_has_no_use_for(tmp_path: Path) -> None:
         run_dir=tmp_path / "run", quiet=True
     )
     titles = set(seen.read_text().split())
-    assert {"Hub", "TrainingWorker"} <= titles, titles
+    assert {"RayHub", "TrainingWorker"} <= titles, titles
     unwanted = {"TrainController", "DatasetManager", "PlacementGroupCleaner", "PreemptionWatcher"}
     assert not titles & unwanted
 
@@ -208,8 +208,8 @@ def test_nodes_that_leave_and_labels_of_nodes_can_be_seen() -> None:
         "ray_private/draining.py", "state.get_draining_nodes(): ids of nodes"
     )
     (node,) = ray.nodes()  # type: ignore[no-untyped-call]
-    reliance = relies("train/group/ray_group.py", f"a label {ray_group.NODE_ID} on every node, for label selectors")
-    assert node["Labels"][ray_group.NODE_ID] == node["NodeID"], reliance
+    reliance = relies("train/group/group.py", f"a label {group.NODE_ID} on every node, for label selectors")
+    assert node["Labels"][group.NODE_ID] == node["NodeID"], reliance
     assert cluster.MARKET_TYPE == ray._raylet.RAY_NODE_MARKET_TYPE_KEY, relies(  # type: ignore[attr-defined]
         "train/cluster/connection.py", "the label of nodes that may be taken back"
     )

@@ -1,4 +1,4 @@
-"""The contract of worker groups, for Ray's actors and for processes of this machine by each start method."""
+"""The contract of worker groups, for Ray's actors and for processes of this machine."""
 
 from __future__ import annotations
 
@@ -19,22 +19,25 @@ import torch.distributed as dist
 from ray.util.placement_group import placement_group_table
 
 from offload import preload
+from offload.actors.starter import Starter
 from offload.train.cluster.holdings import Holdings
-from offload.train.group.group import Died, Ended, Groups, Joining, NotStarted, Plan
+from offload.train.group.group import Died, Ended, Groups, Joining, NotStarted, Plan, Reservation
 from offload.train.group.in_worker import Main, Member
 from offload.train.group.joined import members
 from offload.train.group.local_group import LocalGroups
-from offload.train.group.ray_group import RayGroups, Reservation
+from offload.train.group.ray_group import RayGroups
 from tests.helpers import eventually
 
 DEADLINE_S = 240.0
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
-@pytest.fixture(params=["ray", "forkserver"])
+@pytest.fixture(params=["ray", "this machine"])
 def groups(request: pytest.FixtureRequest) -> Iterator[Groups]:
     if request.param != "ray":
-        yield LocalGroups(request.param)
+        starter = Starter.fresh("offload.actors.processes:answer_calls", ["offload.train.group.local_group"])
+        yield LocalGroups(starter)
+        starter.close()
         return
     request.getfixturevalue("ray_cluster")
     holdings = Holdings()
@@ -85,12 +88,6 @@ def test_the_processes_join_and_return(groups: Groups, tmp_path: Path) -> None:
         ends = heard.ends()
     assert {rank: end.report.outcome for rank, end in ends.items()} == {0: "finished", 1: "finished"}
     assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == ["0,2,0,2,0 0 2 cpu", "1,2,1,2,0 1 2 cpu"]
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_python_starts_processes_of_this_machine_in_other_ways(method: Any, tmp_path: Path) -> None:
-    with Heard(LocalGroups(method), partial(described, tmp_path), workers=1) as heard:
-        assert heard.ends(1)[0].report.outcome == "finished"
 
 
 class Unpicklable(Exception):

@@ -10,12 +10,12 @@ import pytest
 import ray
 
 from offload.pipeline.feed.datasets import Cores
-from offload.train.hub.actor import Hub
+from offload.train.hub.ray_hub import RayHub
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 
-class Asked(Hub):
+class Asked(RayHub):
     """A hub that says how often its threads switch."""
 
     def switch_s(self) -> float:
@@ -23,7 +23,7 @@ class Asked(Hub):
 
 
 def test_a_node_whose_blocks_ray_carries_is_told_once(tmp_path: Path) -> None:
-    asked: Any = ray.remote(Hub)
+    asked: Any = ray.remote(RayHub)
     here = ray.get_runtime_context().get_node_id()
     hub = asked.options(num_cpus=0).remote({}, Cores(nodes=(here,), task_cpus=1.0, stores={}), 1, tmp_path)
     for reason in ("TimeoutError: timed out", "OSError: no route to host"):

@@ -17,7 +17,7 @@ from offload.report.page.records import RunReader
 from offload.report.run_tail import RunOverError
 from offload.train.cluster.holdings import Holdings
 from offload.train.hub import view
-from offload.train.hub.actor import Hub
+from offload.train.hub.ray_hub import RayHub
 from offload.train.hub.run_names import hub_of, named_hub, runs
 from tests.helpers import eventually
 from tests.report.runs import Writer
@@ -34,7 +34,7 @@ def training(path: Path) -> Iterator[str]:
     run.train(3)
 
     def start(**named: str) -> Any:
-        return ray.remote(Hub).options(num_cpus=0, **named).remote({}, NOTHING, 1, path)
+        return ray.remote(RayHub).options(num_cpus=0, **named).remote({}, NOTHING, 1, path)
 
     name, actor = named_hub(path.name, start, Holdings())
     try:

@@ -7,8 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-import ray
-
+from offload.actors.errors import lost_errors
 from offload.measure.steps import Totals
 from offload.model.batch_split import BatchSplit
 from offload.report.events import RunEvent, WorkerHung, WorkerWaits
@@ -111,8 +110,8 @@ class Reporter:
             try:
                 self._watch()
                 self.flush()
-            except ray.exceptions.RayError:
-                return  # the driver is gone; Ray will stop the worker
+            except lost_errors():
+                return  # the driver is gone; this process ends with it
 
     def _watch(self) -> None:
         if self._watchdog is None:
