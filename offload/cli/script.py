@@ -58,6 +58,9 @@ def load_script(script: Path, args: tuple[str, ...]) -> Any:
             "runs by itself (python SCRIPT); offload probe measures it with --loader NAME."
         )
     cloudpickle.register_pickle_by_value(module)
+    rays = sys.modules.get("ray.cloudpickle")
+    if rays is not None:  # the script's functions may be steps of a ray.data.Dataset
+        rays.register_pickle_by_value(module)
     imported(module)
     return module.build
 

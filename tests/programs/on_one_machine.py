@@ -3,8 +3,8 @@
     python on_one_machine.py FOLDER FAULT [ADDRESS]
 
 It writes a line for each batch to FOLDER/batches: the epoch and the samples. FAULT: ``none``, ``kill-worker``, ``kill-preprocessing``,
-``raise``, or ``wait``: the worker then makes FOLDER/waits, and waits for FOLDER/go. It prints the exit of the run and a checksum of the
-model.
+``raise``, ``wait`` (the worker then makes FOLDER/waits, and waits for FOLDER/go), or ``resize``: two workers train, then one, then two.
+It prints the exit of the run and a checksum of the model.
 """
 
 from __future__ import annotations
@@ -72,8 +72,13 @@ def train(ctx: offload.Context) -> None:
 
 if __name__ == "__main__":
     trainer = offload.Trainer(
-        train, datasets={"train": offload.from_torch(Data(FOLDER, FAULT))}, batch_size=16, deterministic=True
-    )
+        train,
+        datasets={"train": offload.from_torch(Data(FOLDER, FAULT))},
+        batch_size=16,
+        deterministic=True,
+        workers=(1, 2) if FAULT == "resize" else 1,
+        adaptation=offload.Adaptation(schedule={0: 2, 1: 1, 2: 2} if FAULT == "resize" else None),
+    ).with_workers(cpus_per_worker=0)  # so that two fit where there is one core
     result = trainer.fit(run_dir=FOLDER / "run", address=ADDRESS)
     weights = torch.load(f"{result.checkpoint}/model.pt")
     digest = hashlib.sha256(b"".join(value.numpy().tobytes() for value in weights.values())).hexdigest()

@@ -95,6 +95,14 @@ def test_after_a_workers_death_training_goes_on_from_the_last_checkpoint(undistu
     assert trained(tmp_path)[2] == ONCE[2]
 
 
+def test_the_number_of_workers_changes_and_each_sample_is_trained_once(tmp_path: Path) -> None:
+    done = run(tmp_path, "resize")
+    assert outcome(done)[:2] == ("finished", "no ray")
+    assert trained(tmp_path) == ONCE
+    assert "1 worker trains, 2 before" in done.stderr
+    assert "2 workers train, 1 before" in done.stderr
+
+
 def test_an_exception_of_the_loop_ends_the_run_with_its_place(tmp_path: Path) -> None:
     done = run(tmp_path, "raise")
     assert done.returncode == 1
