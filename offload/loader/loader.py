@@ -29,6 +29,7 @@ from offload.loader.stats import LoaderStats, WaitClock
 from offload.model.checks import check_callable, check_choice, check_count, check_text
 from offload.pipeline.order.shuffling import mix
 from offload.pipeline.program.main_module import refuse_again
+from offload.pipeline.program.remedies import warning
 
 T_co = TypeVar("T_co", covariant=True)
 _ON_DEVICE = "a function from a batch to a batch"
@@ -333,6 +334,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )
 
 
+_of_program = Remarks()  # made once, not by each loader
+
+
 class _OnRay:
     """A loader's use of Ray, which is only imported with it."""
 
@@ -344,6 +348,8 @@ class _OnRay:
     def fetcher(self, loader: DataLoader[Any], plan: IterationPlan) -> Fetcher:
         from offload.loader.job.feed_fetcher import FeedFetcher
 
+        if (missing := warning()) and loader.worker_init_fn is None:
+            _of_program.once("settings", missing)
         return FeedFetcher(self._user.session(loader.address, loader.placement), plan, self._user.name)
 
 

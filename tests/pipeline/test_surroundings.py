@@ -255,6 +255,32 @@ print(image_remedy())
     assert "line 5 (PIL.own = 1)" in third
 
 
+def test_a_program_without_a_guard_is_warned_of_settings_that_will_be_missing(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        """
+import os, sys, torch
+from PIL import ImageFile
+from offload.pipeline.program import remedies
+torch.backends.cudnn.benchmark = True
+torch.manual_seed(1)
+os.environ["SET"] = "1"
+sys.path.insert(0, "lib")
+torch.set_default_dtype(torch.float64)
+ImageFile.LOAD_TRUNCATED_IMAGES = True
+print(remedies.warning())
+"""
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=env, timeout=300, check=True, capture_output=True, text=True
+    )
+    assert (
+        "line 9 (torch.set_default_dtype(torch.float64)) and line 10 (ImageFile.LOAD_TRUNCATED_IMAGES = True)"
+        in done.stdout
+    )
+    assert done.stdout.count("line ") == 2
+
+
 def test_in_a_fork_of_the_program_a_script_without_a_guard_is_not_blamed(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         """

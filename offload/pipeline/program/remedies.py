@@ -1,14 +1,22 @@
-"""The remedy for an error of a data set that comes from what did not travel: a folder of the program, or the settings of its script."""
+"""What of a program did not travel: a folder, or the settings of its script. The remedy for an error that comes from that, and a warning
+before there is one."""
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 
 from offload.pipeline.program import main_module, surroundings
+from offload.pipeline.program.main_module import Setting
 from offload.pipeline.program.surroundings import Program
+
+HOW = (
+    "Put the work under that guard, or the setting into worker_init_fn (DataLoader) or setup (Trainer), which every preprocessing process "
+    "calls."
+)
 
 
 def remedy(error: BaseException) -> str:
@@ -23,6 +31,32 @@ def remedy(error: BaseException) -> str:
         if isinstance(cause, FileNotFoundError) and (said := _of_file(cause, program)):
             return said
     return _of_script(error, program)
+
+
+def warning() -> str:
+    """Sentences on the settings of this program's script that preprocessing processes will silently lack; empty if there are none.
+
+    Ask it in the program. Most calls at the top level of a script without a guard are its work, so it counts assignments, and calls that
+    set a default or register something.
+    """
+    main = main_module.of_this_process()
+    if main is None or main.is_guarded:
+        return ""
+    silent = [setting for setting in main.settings if _is_silent(setting)]
+    if not silent:
+        return ""
+    return (
+        f'{main.name} has no if __name__ == "__main__": around its work, so preprocessing processes cannot run it. There, {_lines(silent)} '
+        f"will have no effect. {HOW}"
+    )
+
+
+def _is_silent(setting: Setting) -> bool:
+    called = re.fullmatch(r"(?:[\w.]*\.)?(\w+)\(.*", setting.text)
+    if called is not None:
+        return called[1].startswith(("set_default", "register"))
+    # The search path and the environment travel, and backends compute nothing in preprocessing.
+    return setting.module.split(".")[0] not in ("os", "sys") and "backends" not in f"{setting.module}.{setting.text}"
 
 
 def image_remedy() -> str:
@@ -83,12 +117,14 @@ def _of_settings(program: Program, concerns: Callable[[str], bool]) -> str:
     related = [setting for setting in main.settings if concerns(setting.module.split(".")[0])]
     if not related:
         return ""
-    lines = _listed([f"line {setting.line} ({setting.text})" for setting in related])
     return (
-        f' {main.name} does not run in preprocessing processes, since it has no if __name__ == "__main__": around its work. So {lines} had '
-        "no effect there. Put the work under that guard, or the setting into worker_init_fn (DataLoader) or setup (Trainer), which every "
-        "preprocessing process calls."
+        f' {main.name} does not run in preprocessing processes, since it has no if __name__ == "__main__": around its work. So '
+        f"{_lines(related)} had no effect there. {HOW}"
     )
+
+
+def _lines(settings: Sequence[Setting]) -> str:
+    return _listed([f"line {setting.line} ({setting.text})" for setting in settings])
 
 
 def _listed(names: Sequence[str]) -> str:

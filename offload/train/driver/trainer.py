@@ -31,6 +31,7 @@ from offload.pipeline.describe.from_loader import described
 from offload.pipeline.describe.pipeline import Pipeline, missing_arguments
 from offload.pipeline.describe.sources import ANY_SOURCE
 from offload.pipeline.program.main_module import refuse_again
+from offload.pipeline.program.remedies import warning
 from offload.pipeline.raydata.dataset_source import units_of
 from offload.pipeline.raydata.units import UnitIndex
 from offload.report.run_dir import CHECKPOINTS, RunDirectory, locked
@@ -281,6 +282,8 @@ class Trainer:
             with opener.opened(metrics_port=metrics_port) as platform:
                 if platform.note:
                     live.note(platform.note)
+                if not platform.forks and self.setup is None and (missing := warning()):
+                    live.note(missing)
                 run = Run(self, directory, live, listed, platform)
                 # Only after all checks: a mistyped path must not destroy an earlier run.
                 if outdated:

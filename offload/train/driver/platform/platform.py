@@ -54,10 +54,12 @@ class Platform(Protocol):
         cluster: the machines as they were found.
         here: the id of the driver's node.
         note: what the user should know of it; empty if nothing.
+        forks: whether preprocessing processes are forks of the program, and so have all that it has set up.
     """
 
     cluster: ConnectedCluster
     note: str
+    forks: bool
 
     @property
     def here(self) -> str:

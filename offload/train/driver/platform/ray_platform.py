@@ -40,6 +40,8 @@ NO_METRICS = "this Ray serves no metrics, so Prometheus finds none: start it aga
 class RayPlatform:
     """See :class:`offload.train.driver.platform.platform.Platform`. ``cluster``: the one to which this process is connected."""
 
+    forks = False
+
     def __init__(self, cluster: ConnectedCluster, note: str = "") -> None:
         self.cluster, self.note = cluster, note
         self._holdings = Holdings()

@@ -81,6 +81,8 @@ class NoWatch:
 class ThisMachine:
     """See :class:`offload.train.driver.platform.platform.Platform`. ``workers``: starts the workers' processes."""
 
+    forks = True
+
     def __init__(self, workers: Starter) -> None:
         self.cluster = ConnectedCluster(whole=(this_node(),), ours=True)
         cores = machine.usable_cores()
