@@ -14,7 +14,7 @@ from typing import Any
 from offload.errors import ConfigError
 
 MOST_BYTES = 64 << 20
-MOST_DIGITS = 300  # of a whole number: a float holds no more
+MOST_DIGITS = 300  # the most digits of a whole number: a float holds no more
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",

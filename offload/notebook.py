@@ -38,7 +38,7 @@ from offload.train.driver.trainer import Trainer
 
 __all__ = ["PlanResult", "ProbeResult", "ReportResult", "plan", "probe", "report"]
 
-LEAST_S = 5.0  # of a probe: less leaves too few steps and samples for a range
+LEAST_S = 5.0  # shortest probe: a shorter one leaves too few steps and samples for a range
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

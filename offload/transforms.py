@@ -26,8 +26,8 @@ __all__ = ["ColorJitter", "GaussianBlur"]
 _DTYPES = (torch.uint8, torch.float32)
 _IMAGES = (torch.Tensor, tv_tensors.Image, tv_tensors.Video)
 _PIL_MODES = ("L", "RGB", "RGBA")  # eight bits a channel, and a channel is a channel
-_MOST_CHANNELS = 128  # of one of OpenCV's images; before OpenCV 5, 512
-_HUES = 360.0  # of OpenCV's float images
+_MOST_CHANNELS = 128  # the most channels of an image in OpenCV; 512 before OpenCV 5
+_HUES = 360.0  # range of hues in OpenCV's float images
 _TO_UINT8 = 255.999  # torchvision converts float to uint8 by this factor, and truncates
 
 

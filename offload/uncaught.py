@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
-TELLS_ALL = "offload_tells_all"  # the attribute of an error whose text tells all
+TELLS_ALL = "offload_tells_all"  # attribute of an error whose message needs no traceback
 
 _Error = TypeVar("_Error", bound=BaseException)
 _installed = False

@@ -33,7 +33,7 @@ def _recent(at: Iterable[float], now_s: float) -> tuple[float, ...]:
 
 
 DAY_S = 86400.0
-MOST_COMMIT_SHARE = 0.01  # of training time, the most that commits may take
+MOST_COMMIT_SHARE = 0.01  # the largest share of training time that commits may take
 LEAST_INTERVAL_S = 15.0
 
 

@@ -89,7 +89,7 @@ class NoiseAverage:
         if not self.weight:
             return None
         noise = self._noise(sum(self.sqr), sum(self.var))
-        if not self.spread_weight:  # one estimate tells nothing about its own error
+        if not self.spread_weight:  # a single estimate says nothing about its error
             return replace(noise, sqr_error=noise.sqr + noise.var)
         return replace(noise, sqr_error=math.sqrt(self._variance * self.weight_squares) / self.weight)
 

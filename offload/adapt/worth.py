@@ -131,7 +131,7 @@ class WorthModel:
                 else BatchSplit.of(initial, o.workers, most)
                 for o, goodput, local, accum in zip(group, *optimum, strict=True)
             ]
-            # Evaluated anew, as every option is: only values of one function can be compared.
+            # Every option is evaluated by the same function, so that their values can be compared.
             choices += self.at(group, splits)
         return choices
 

@@ -55,7 +55,7 @@ class Applying:
                 f"--apply measures transforms that OpenCV computes, and cv2 cannot be imported ({error}). Install it: {INSTALL}."
             ) from None
         self._script, self._yes, self._seconds = script, yes, seconds
-        there = os.path.isfile(script)  # if not, loading it tells what is wrong
+        there = os.path.isfile(script)  # if not, loading it raises the right error
         if yes and there and not _writable(script):
             raise ConfigError(f"{script} cannot be written: it is read-only. Make it writable, or leave out --yes.")
         self._first = {script.resolve(): script.read_bytes()} if there and os.access(script, os.R_OK) else {}

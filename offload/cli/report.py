@@ -112,7 +112,7 @@ def _check_twice(run_dirs: tuple[Path, ...]) -> None:
         try:
             where = path.expanduser().resolve()
         except (OSError, RuntimeError, ValueError):
-            continue  # reading it tells what is wrong
+            continue  # reading it raises the right error
         if where in seen:
             raise ConfigError(f"the run directory {path} is given twice. Name each run once.")
         seen.add(where)

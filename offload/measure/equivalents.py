@@ -57,7 +57,7 @@ def faster_equivalent(stage: str) -> str | None:
 READ_S = 100e-6
 READ_S_PER_BYTE = 0.8e-9
 """The CPU time to find a sample in a node's cache: benchmarks/cached_samples.py measures both."""
-WORTH_SAYING = 0.2  # of the core-seconds
+WORTH_SAYING = 0.2  # share of the core-seconds whose saving is worth a sentence
 
 
 @dataclass(frozen=True, kw_only=True)

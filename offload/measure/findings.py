@@ -27,9 +27,9 @@ from offload.model.step_time import slowest
 
 LEAST_UNCERTAINTY = 0.01
 ONE_TASK_UNCERTAINTY = 0.4
-STEPS_WEIGHT = 4.0  # of what steps of one size tell about noise, in sizes: less than their number, since sizes differ by more than steps
+STEPS_WEIGHT = 4.0  # weight of the noise between steps of one size, in sizes: less than their number, since sizes differ more than steps
 LARGE_STAGE = 0.05  # share of core-seconds from which on a verdict names a stage
-WORTH_SAYING = 0.02  # of core-seconds, saved by decoding only what crops need
+WORTH_SAYING = 0.02  # share of core-seconds whose saving by decoding only what crops need is worth a sentence
 QUEUEING_OF_COMPUTING = 0.5  # cores that queue steps on a GPU, for each that computes them on a CPU: an assumption
 
 

@@ -12,7 +12,7 @@ from offload.measure.equivalents import DropIn
 from offload.measure.findings import Findings
 from offload.measure.steps import INPUT_BOUND
 
-WORTH_TAKING = 0.05  # of a sample's core-seconds that an equivalent must save
+WORTH_TAKING = 0.05  # share of a sample's core-seconds that an equivalent must save
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 WARM_STEPS = 2
 STEPS = 5
-FEW_WARM_STEPS, FEW_STEPS = 1, 3  # without a GPU, where a step takes long and needs no warm-up
+FEW_WARM_STEPS, FEW_STEPS = 1, 3  # steps without a GPU, where each takes long and needs no warm-up
 MEMORY_SHARE = 0.9  # usable share of the device's memory
 
 

@@ -29,7 +29,7 @@ NOISE = 0.05  # prior relative error of one measured step, until the residuals t
 NOISE_WEIGHT = 1  # weight of this prior, in measurements: a few measurements tell a noisy machine from a quiet one
 OUTLIER = 2.0  # standard deviations beyond which a residual counts linearly, not squared
 GAMMA_SPREAD = 4.0  # standard deviation of gamma's prior around 1: it decides only where the data do not
-BETA_OVER_ALPHA = 0.25  # the same for a further worker's share of the first two workers' sync
+BETA_OVER_ALPHA = 0.25  # standard deviation of the prior of a further worker's share of the first two workers' sync
 GAMMAS = (1.2, 3.0, 8.0)  # where the search starts: the objective has a valley along gamma
 
 

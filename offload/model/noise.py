@@ -22,7 +22,7 @@ from offload.model.overlap import Floats, plain
 # Standard errors of |G|² that a choice of the batch adds. In simulations (benchmarks/model_check.py noise) more of them lose
 # goodput to batches that are too small; with fewer of them, the batch is far too large now and then.
 CAUTION = 0.7
-TOLD = 0.5  # standard error of |G|², relative to it, up to which the noise counts as told
+TOLD = 0.5  # standard error of |G|², relative to it, up to which the noise counts as known
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 
-LEAST_VARIATION = 0.1  # of task times: other programs on a shared machine vary more than any measurement shows
-MOST_OVERLAP = 64.0  # beyond it the p-norm is the maximum, to one percent
+# Least variation of task times: other programs on a shared machine add more than any measurement shows
+LEAST_VARIATION = 0.1
+MOST_OVERLAP = 64.0  # largest power: beyond it the p-norm is the maximum, to one percent
 
 
 def overlapped(first: ArrayLike, second: ArrayLike, power: float) -> Floats:

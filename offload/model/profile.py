@@ -23,7 +23,7 @@ from offload.model.synchronisation import INTER_OVER_INTRA, Synchronisation
 
 SCHEMA = "offload.profile/1"
 MOST_PROBED_S = 3600.0  # a probe knows its unit, and models on a CPU or samples of video take seconds
-MOST_CHANGE = 1e6  # of a step's parameter, in its unit: a larger one is a mistake
+MOST_CHANGE = 1e6  # largest change of a step's parameter, in its unit: a larger one is a mistake
 
 
 @dataclass(frozen=True, kw_only=True)

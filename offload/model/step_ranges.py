@@ -15,10 +15,12 @@ from offload.model.overlap import Floats
 from offload.model.step_time import StepTime
 
 # 95 % half-widths that no probe measures; all are assumptions.
-DAY_TO_DAY = 0.06  # between the probed machine and another one of its type: a standard deviation of 3 %
-LACK_OF_FIT = 0.02  # of the step's formula between the batch sizes that were measured
-EXTRAPOLATION = 0.03  # the same, for each doubling or halving beyond them
-STRAGGLER_SHARE = 0.5  # of the wait for the slowest worker: few steps tell its variation, and workers may vary together
+# Spread between the probed machine and another of its type: a standard deviation of 3 %
+DAY_TO_DAY = 0.06
+LACK_OF_FIT = 0.02  # error of the step's formula between the measured batch sizes
+EXTRAPOLATION = 0.03  # further error for each doubling or halving beyond them
+# Uncertain share of the wait for the slowest worker: few steps are measured, and workers may vary together
+STRAGGLER_SHARE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ TIMES = ("alpha_compute", "beta_compute", "alpha_intra", "beta_intra", "alpha_in
 PARAMETERS = (*TIMES, "gamma")
 """What a fit learns, in the order of its vectors."""
 BOUNDS = {**dict.fromkeys(TIMES, (0.0, math.inf)), "gamma": (1.0, 10.0), "variation": (0.0, 1.0)}
-QUANTILES = 64  # of the slowest worker's time, whose mean :func:`slowest` takes
+QUANTILES = 64  # number of quantiles over which :func:`slowest` takes the mean
 
 
 @dataclass(frozen=True)

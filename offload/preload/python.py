@@ -22,7 +22,7 @@ import time
 
 RAYLET = "RAY_RAYLET_PID"  # Ray sets it for every process that it starts; after the raylet's end, the parent differs
 WAIT_S = 40.0  # Ray gives a new process 60 s to report
-POLL_S = 0.02  # until the server listens, which is before its imports
+POLL_S = 0.02  # time between two looks for the server, which listens before its imports
 
 
 def main(argv: list[str]) -> None:

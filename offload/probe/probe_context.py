@@ -29,7 +29,7 @@ from offload.train.worker.loop import TrainingLoop
 from offload.train.worker.steps.optimizer_steps import OptimizerSteps
 
 GRADIENTS = 16  # compared at equal parameters, to tell their noise; more if they do not, while time and rows last
-FEW_GRADIENTS = 8  # without a GPU, where a step takes long
+FEW_GRADIENTS = 8  # gradients without a GPU, where a step takes long
 
 
 class ProbeContext(Context):

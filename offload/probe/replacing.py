@@ -24,7 +24,7 @@ from offload.pipeline.preprocessing.environment import hold_to_one_core
 from offload.probe.work import SampleWork
 
 CHUNK = 4  # samples at a time
-SEEN_CHUNKS = 4  # in which a transform must work at least once: some are applied at random
+SEEN_CHUNKS = 4  # chunks within which a transform must run at least once: some are applied at random
 LEAST_CHUNKS = 3
 
 

@@ -27,9 +27,9 @@ from offload.pipeline.preprocessing.recipe import Recipe
 
 PACK = "pack"
 LEAST_RAW_BYTES = 256  # below this, reading the counters dominates
-PAIRED_ROWS = 16  # at a time, decoded in two ways
+PAIRED_ROWS = 16  # rows decoded in both ways at a time
 ROWS = 4  # rows at a time, at first: some samples take seconds
-SHORT_S = 0.02  # of a task: light rows come in larger ones, as in a run
+SHORT_S = 0.02  # shortest task: light rows come in larger tasks, as in a run
 
 
 @dataclass

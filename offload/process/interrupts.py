@@ -28,11 +28,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 HELD = (signal.SIGTERM,)
 HELD_LOOK_S = 0.2
 END_S = 7.0  # time for an orderly end, before the last resort
-COMMITTED_END_S = 30.0  # the same after a committed checkpoint, unless the user has pressed twice
+COMMITTED_END_S = 30.0  # time for it after a committed checkpoint, unless the user has pressed twice
 SAID = "offload: ended at once; the same command resumes from the last checkpoint."
 SAID_OF_OTHERS = "offload: interrupted."
 SHOW_CURSOR = "\x1b[?25h"  # progress bars hide the cursor
-LEAVE_SCREEN = "\x1b[?1049l"  # of a full-screen view
+LEAVE_SCREEN = "\x1b[?1049l"  # ends a full-screen view
 
 
 class Interrupts:

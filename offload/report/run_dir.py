@@ -32,7 +32,7 @@ SKIPPED = "skipped.jsonl"
 PRINTED = "printed.jsonl"
 REPORT = "report.html"
 CHECKPOINTS = "checkpoints"
-TENSORBOARD = "tensorboard"  # of its callback
+TENSORBOARD = "tensorboard"  # folder of the TensorBoard callback
 _LOCK = ".offload.lock"
 _OWN = (SUMMARY, EVENTS, METRICS, SKIPPED, PRINTED, REPORT, CHECKPOINTS, "error.txt")
 

@@ -24,7 +24,7 @@ class RunOverError(Exception):
 
 
 FILES = (EVENTS, METRICS, SKIPPED, SUMMARY)
-MOST_BYTES = 4 << 20  # of each file at a time
+MOST_BYTES = 4 << 20  # bytes read of each file at a time
 
 
 @dataclass(frozen=True, kw_only=True)

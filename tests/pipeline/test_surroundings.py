@@ -255,6 +255,30 @@ print(image_remedy())
     assert "line 5 (PIL.own = 1)" in third
 
 
+def test_in_a_fork_of_the_program_a_script_without_a_guard_is_not_blamed(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        """
+import json, os, pickle, sys
+from offload.pipeline.program.remedies import remedy
+from offload.pipeline.program.surroundings import Program, entered
+
+json.scanner.own = 1
+sent = pickle.dumps(Program.here())
+if (child := os.fork()) == 0:
+    pickle.loads(sent)
+    try:
+        json.loads("{")
+    except ValueError as error:
+        os._exit(3 if entered() is None or remedy(error) else 0)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert (
+        subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=env, timeout=300, check=False).returncode == 0
+    )
+
+
 def test_an_error_about_a_missing_module_or_file_names_the_folder_that_the_node_lacks(tmp_path: Path) -> None:
     program = surroundings.replace(
         _program(tmp_path, "pass", folder="/nonexistent/work"),

@@ -28,7 +28,7 @@ from offload.model.goodput import JointGoodput
 from offload.model.input_rate import InputRate
 from offload.model.step_time import StepTime
 
-SECONDS = 5.0  # of each loop
+SECONDS = 5.0  # duration of each loop
 DEADLINE_S = 180.0
 END_S = 10.0  # for a loop's process to end after a signal, with those that it has started
 HOST_SHARE = 4  # an ml.g5.xlarge has 4 of the 20 vCPUs of itself and an ml.c5.4xlarge

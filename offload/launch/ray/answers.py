@@ -21,7 +21,7 @@ REMEDY = "Check that this is the address of a Ray dashboard (usually port 8265),
 SHOWN = 80  # characters of what came
 REASON = 300  # characters of why a request failed
 _LATEST_MS = 253_402_300_799_000  # the last second of the year 9999, the last that Python's dates know
-_EXIT_CODES = range(-(1 << 31), 1 << 32)  # of a signal, of Linux and of Windows
+_EXIT_CODES = range(-(1 << 31), 1 << 32)  # exit codes, of Linux, of signals and of Windows
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from offload.errors import ConfigError
 from offload.model.checks import check_choice, check_count, check_mapping, check_number, check_text, shown
 
 SCHEMA = "offload.plan/1"
-MOST_NODES = 100_000  # of one type: a larger number is a typo
+MOST_NODES = 100_000  # the most nodes of one type: a larger number is a typo
 REMEDY = "Make it with offload plan -o."
 Objective = Literal["cost", "time"]
 Spot = Literal["none", "cpu", "all"]

@@ -19,7 +19,7 @@ AT_ONCE = 4
 """The blocks of other nodes that are on their way to a process at a time, at most. Several keep the link busy. A block that Ray carries is
 sent anew if it has not come after ten seconds: with more, a slow link would carry blocks twice."""
 
-LOOK_S = 5.0  # between looks whether Ray is still there
+LOOK_S = 5.0  # time between two checks that Ray is still there
 
 
 class BlockLostError(Exception):

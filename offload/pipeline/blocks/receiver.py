@@ -37,12 +37,13 @@ class Pending(Protocol[_T_co]):
 
 
 KEPT_BYTES = 256 << 20
-MOST_BYTES = 1 << 30  # of blocks in use here: beyond that, Ray carries blocks, into a store that can spill to disk
+# Bytes of blocks in use here, beyond which Ray carries blocks, into a store that can spill to disk
+MOST_BYTES = 1 << 30
 STRANGERS = 64  # connections that have shown no secret yet
 SECRET_S = 10.0  # time for a connection to show one
 ACCEPT_AGAIN_S = 0.1
 CONNECTED_S = 30.0  # time for a sender to connect: it may have other blocks to send first
-ASK_AGAIN_S = 1.0  # until a sender that starts is asked for again
+ASK_AGAIN_S = 1.0  # time before a sender that starts is asked for again
 AGAIN_S, AGAIN_MOST_S = 30.0, 3600.0  # until a sender that failed is tried again: after the first failure, and at most
 
 

@@ -25,7 +25,7 @@ AT_ONCE = 32  # blocks that one node sends at a time
 HERE_S = 5.0  # time to find a block that should be on this node
 CONNECT_S = 5.0
 STALLED_S = 30.0  # time without progress after which a connection counts as broken
-START_AGAIN_S = 30.0  # until another sender is started in place of one that could not start
+START_AGAIN_S = 30.0  # time before another sender is started in place of one that could not start
 SECRET_BYTES = 16
 
 Address = tuple[str, int]

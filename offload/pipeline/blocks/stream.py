@@ -19,10 +19,10 @@ import pyarrow as pa
 from offload.pipeline.blocks.memory import Bytes
 
 _HEAD = struct.Struct("!QQ")  # the number of a pickle's parts, 0 for a table, and the bytes that follow
-_SIZE_BYTES = 8  # of a part's size
+_SIZE_BYTES = 8  # bytes that hold a part's size
 _ALIGNED_BYTES = 64  # each part begins at a multiple, as contents do in the object store
 _RECEIVED_BYTES = 4 << 20  # per call: after each, the thread must get Python's lock again
-_WAKING_BYTES = 512 << 10  # until the receiving thread wakes, which costs as much as copying 20 kB
+_WAKING_BYTES = 512 << 10  # bytes that wake the receiving thread: waking it costs as much as copying 20 kB
 
 
 class BrokenStreamError(OSError):

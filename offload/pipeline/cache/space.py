@@ -106,7 +106,7 @@ NEW, BUSY, SOURCES = "new", "busy", "sources"
 """Folders: files being written, locks for contents being read from storage, and contents by source."""
 USERS, SWEEP, SEARCHED = "users", "sweep", "searched"
 """Files: the lock that all users share, the lock of the process that makes room, and the time of a source's last search."""
-SEARCH_S = 600.0  # between two searches of a source, each of which looks at all its contents
+SEARCH_S = 600.0  # time between two searches of a source, each of which looks at all its contents
 _BATCH = 128  # files removed at once, while nobody else can store
 
 

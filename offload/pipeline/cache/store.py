@@ -26,9 +26,9 @@ from offload.pipeline.cache import accounts, space
 from offload.pipeline.cache.space import Ledger
 from offload.pipeline.cache.spec import LEDGER, CacheSpec, make_folder
 
-TOUCH_S = 3600.0  # between two notes of a content's use
-MARGIN_S = 1.0  # by which a file's time may be off
-SWEEP_S = 60.0  # between two attempts of a process to make room
+TOUCH_S = 3600.0  # time between two updates of a content's time of use
+MARGIN_S = 1.0  # possible error of a file's time
+SWEEP_S = 60.0  # time between two attempts of a process to make room
 
 
 class Store:

@@ -318,7 +318,7 @@ def from_ray(
         ConfigError: for something else than a Dataset, and invalid options; and, when the run starts, for ``shuffle=True`` or
             ``on_error="skip"`` with a Dataset that Ray Data has to execute.
     """
-    data = sys.modules.get("ray.data")  # whoever has a Dataset has imported it
+    data = sys.modules.get("ray.data")  # a program with a Dataset has imported it
     if data is None or not isinstance(dataset, data.Dataset):
         raise ConfigError(f"from_ray takes a ray.data.Dataset, found {shown(dataset)}.")
     if id_column is not None:

@@ -102,7 +102,7 @@ class Pace:
             return BlockRoom(0.0 if held_bytes or travelling_bytes else math.inf, FIRST_BYTES)
         if not held_bytes and own >= KEEPS_UP * makes_bytes_per_s:
             return ANY  # nothing waits for this link, whose rate nobody knows then: it carries less than it could
-        # A block of x bytes is in time if the link carries it and what is before it no later than the near nodes could make the rest:
+        # A block of x bytes is in time if the link delivers it, and all before it, before the near nodes could make the rest:
         #     (here + x) / rate <= (left - x) / near_rate,  so  x <= (left * rate - here * near_rate) / (near_rate + rate).
         # It must be in time by the node's own link, and by all links together: a few blocks tell little about one link.
         begun_bytes = held_bytes + travelling_bytes + made_bytes

@@ -380,7 +380,7 @@ class Pass:
             far = not self.ordered and home is not None and block.node not in ("", home)
             (line.far if far else line.near).append(_WaitingSlice(piece, block.node, size))
             line.changed.notify_all()
-        # Shares come in the order of their blocks: what is older than the newest is cut completely.
+        # Shares come in the order of their blocks, so older blocks than the newest are completely shared out.
         self._delivered.forget_before(max((share.block for share in shares), default=-1))
 
 

@@ -24,7 +24,7 @@ PLAN_TASKS_PER_CORE = 8  # tasks in one plan; the next plan uses newer measureme
 BATCH_TASK_S = 0.1  # work of a task, beside which its own cost of a millisecond or two does not matter
 FIRST_BATCH_TASK_S = 0.01  # work of a task for which nothing is ahead: the program waits for it
 LEAST_BATCH_TASK_S = 0.002  # work of a task that is not worth a division
-MOST_BATCHES = 64  # of a task
+MOST_BATCHES = 64  # the most batches of a task
 
 
 @dataclass(frozen=True, kw_only=True)

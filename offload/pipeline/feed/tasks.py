@@ -292,11 +292,11 @@ class IndexTasks(PassTasks):
 def _chunk_cut(positions: Missing, start: int, size: int) -> int:
     """The end of a task of about ``size`` rows from ``start`` on; it is never inside a transform's chunk."""
     cut = min(start + size, len(positions))
-    chunks = positions[cut - 1 : cut + CHUNK] // CHUNK  # a chunk ends within so many
+    chunks = positions[cut - 1 : cut + CHUNK] // CHUNK  # long enough to reach the end of the chunk
     return cut - 1 + int(np.count_nonzero(chunks == chunks[0]))
 
 
-ROWS_UNKNOWN = 64  # of a unit, until the first ones were made
+ROWS_UNKNOWN = 64  # assumed rows of a unit, until the first ones were made
 
 
 class UnitTasks(PassTasks):

@@ -45,7 +45,7 @@ class OwnedFolder:
             self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
             self._lock = forks.locked_file(os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600))
             try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX)  # it tells others that the owner lives
+                fcntl.flock(self._lock, fcntl.LOCK_EX)  # held for as long as the owner lives
             except OSError:  # the disk knows no locks
                 self._lock.close()
                 shutil.rmtree(self.path, ignore_errors=True)

@@ -61,7 +61,7 @@ class Allotment:
     def finish(self) -> list[Share]:
         """The blocks held back, cut so that all ranks get equally many rows. Empty if ``total`` is known."""
         goal = level(self.rows, sum(rows for _, rows, _ in self._held))
-        # A goal per rank, from what it has and what is left: cutting towards it never takes rows back.
+        # The goal of a rank is never below what it already has, so no row is taken back.
         shares = [share for block, rows, near in self._held for share in self._cut(block, rows, goal, near)]
         self._held.clear()
         return shares

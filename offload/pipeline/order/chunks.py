@@ -19,7 +19,8 @@ CHUNK = 16
 the core's cache."""
 
 LONG_S = 0.05  # duration of a call
-LARGE_BYTES = 2 << 20  # that a call reads and returns: about two cores' caches, a balance with the cost of each call
+# Bytes that a call reads and returns: about two cores' caches, a balance with the cost of each call
+LARGE_BYTES = 2 << 20
 MOST_ROWS = 8192
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from offload.pipeline.order.ranges import Ranges
 
 Ids = NDArray[np.int64]
-BITS = 62  # of a position, so that it is never negative as int64
+BITS = 62  # bits of a position, so that it is never negative as int64
 
 
 @dataclass(frozen=True)

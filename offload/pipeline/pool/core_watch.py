@@ -20,7 +20,7 @@ from offload.pipeline.pool.ray_state import SLACK, Held, awaited_cpus, held, pro
 LOOK_S = 5.0
 SHARE_S = 10.0  # time in vain before preprocessing shares its cores: tasks come and go
 SAY_S = 30.0
-AGAIN_S = 300.0  # before the same is said again
+AGAIN_S = 300.0  # time before the message is repeated
 NEVER_S = 300.0  # time in vain, while only the run's own workers hold CPUs: a cluster may grow meanwhile
 
 Verdict = Literal["share", "say", "never"]
@@ -64,7 +64,7 @@ class Patience:
 
     def verdict(self, seen: CoreUse) -> Verdict | None:
         """What to do now, if anything."""
-        # Where tasks run, CPUs come free again, and whoever waits has its turn.
+        # Running tasks end and free their CPUs, so waiting beside them is not in vain.
         in_vain = seen.awaited > SLACK and seen.held.tasks < SLACK
         self._since = (seen.now_s if self._since is None else self._since) if in_vain else None
         starved = in_vain and bool(seen.starving)

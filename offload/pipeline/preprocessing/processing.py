@@ -189,7 +189,7 @@ class _CurrentRow:
         self.row: int | None = None
         self._recipe, self._chunk, self._watch = recipe, chunk, watch
         deadline_s = recipe.sample_timeout_s
-        # Until the reader names a row, only the deadline of all rows together can be told.
+        # Until the reader names a row, only a deadline for the whole chunk makes sense.
         whole_s = None if deadline_s is None else deadline_s * chunk.num_rows
         watch.doing(lambda: f"reading {recipe.words.sample(chunk, None)}{recipe.words.of}", whole_s)
 

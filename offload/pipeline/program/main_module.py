@@ -63,11 +63,16 @@ class MainModule:
         """The names that it has when it runs again; none if it does not."""
         return tuple(names_of(self.source)) if self.is_guarded else ()
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this process has it already: it is the program, a fork of it, or has run the script again."""
+        return self.path == _file_of(script_module())
+
     def run_again(self) -> bool:
         """Make it this process's ``__main__``, and return whether it has run for that. An error of it leaves the module as far as it has
         come: see :func:`problem`."""
         global _problem
-        if not self.is_guarded or self.path == _file_of(script_module()):
+        if not self.is_guarded or self.is_here:
             return False
         _former.append(sys.modules["__main__"])  # functions at work may look names up there
         module = types.ModuleType(NAME)
@@ -136,7 +141,8 @@ def of_this_process() -> MainModule | None:
     file = _file_of(main)
     if file is None or Path(file).stem == "ipython" or _name_of(main).split(".")[-1] == "__main__":
         return None
-    return _read(file, getattr(main.__spec__, "parent", None) or None, is_safe=main is _imported)
+    package = getattr(getattr(main, "__spec__", None), "parent", None) or None
+    return _read(file, package, is_safe=main is _imported)
 
 
 def _name_of(main: Any) -> str:

@@ -78,6 +78,8 @@ def _of_settings(program: Program, concerns: Callable[[str], bool]) -> str:
     if main.is_guarded:
         problem = main_module.problem()
         return f" Before that, {problem}" if problem else ""
+    if main.is_here:
+        return ""
     related = [setting for setting in main.settings if concerns(setting.module.split(".")[0])]
     if not related:
         return ""

@@ -86,13 +86,12 @@ class Program:
         if self.process == (_identity(), os.getpid()) or self == _entered:
             return
         before, _entered = _entered, self
-        self._set(before)
+        self._impose(before)
         if self.main is not None and self.main.run_again():
-            self._set(
-                self
-            )  # the script may have extended sys.argv again, or set a variable that the program has changed since
+            # The script may have extended sys.argv again, or set a variable that the program has changed since.
+            self._impose(self)
 
-    def _set(self, before: Program | None) -> None:
+    def _impose(self, before: Program | None) -> None:
         """Make this process's surroundings these, after those of ``before``."""
         others = {*self.path, *(() if before is None else before.path)}
         sys.path[:] = [*self.path, *(entry for entry in sys.path if entry not in others)]
@@ -112,10 +111,10 @@ def entered() -> Program | None:
 
 
 _entered: Program | None = None
-_known: set[str] = set()  # the names of variables that this process, as a program, has had
-_replaced: dict[
-    str, str | None
-] = {}  # this process's own values of the variables that programs have changed; None: it had none
+# The names of variables that this process, as a program, has had.
+_known: set[str] = set()
+# This process's own values of the variables that programs have changed. None: it had none.
+_replaced: dict[str, str | None] = {}
 
 
 def _unpickled(fields: Mapping[str, Any]) -> Program:
@@ -163,16 +162,16 @@ def _set_variables(wanted: Mapping[str, str], unset: Collection[str]) -> None:
     """Give this process these variables, and back its own values of those that an earlier program has changed."""
     zone = os.environ.get("TZ")
     for name in _replaced.keys() - wanted.keys() - set(unset):
-        _set(name, _replaced.pop(name))
+        _set_variable(name, _replaced.pop(name))
     for name, value in (*wanted.items(), *((name, None) for name in unset)):
         if os.environ.get(name) != value:
             _replaced.setdefault(name, os.environ.get(name))
-            _set(name, value)
+            _set_variable(name, value)
     if os.environ.get("TZ") != zone:
         time.tzset()
 
 
-def _set(name: str, value: str | None) -> None:
+def _set_variable(name: str, value: str | None) -> None:
     if value is None:
         os.environ.pop(name, None)
     else:

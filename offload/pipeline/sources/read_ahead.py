@@ -15,8 +15,8 @@ from typing import Generic, TypeVar
 
 from offload.pipeline.cache import accounts
 
-REQUESTS = 32  # in flight at once, for each core
-BUFFERED_BYTES = 64 << 20  # of files that wait for their turn, for each core, estimated by their mean size
+REQUESTS = 32  # requests in flight at once, for each core
+BUFFERED_BYTES = 64 << 20  # bytes of files that wait for their turn, for each core, estimated by their mean size
 
 
 Place = TypeVar("Place", bound=Hashable)

@@ -34,7 +34,7 @@ from offload.pipeline.index.source import Tell
 from offload.pipeline.index.stored_rows import RowsWriter, StoredRows
 from offload.pipeline.sources.storage_paths import Positioned, printable, requests_at_once
 
-RULES = 2  # the version of the rules for what is a sample. A listing by other rules is made anew
+RULES = 2  # version of the rules by which members form samples; a listing of another version is discarded
 HEADER = 512  # bytes of a tar header
 REQUEST_BYTES = 64 << 10  # the least to read at once, where each read is a request
 
@@ -272,7 +272,7 @@ def _indexed(fs: pafs.FileSystem, shard: pafs.FileInfo, path: str) -> dict[str, 
                 return None
             members[extension] = names[name] = (int(offset), int(size))
     with fs.open_input_file(shard.path) as stream:
-        # Checking the first and the last member tells whether the file fits, at the price of two reads.
+        # Two reads are enough: an index of another shard would differ at the first or the last member.
         ends = [pick(names, key=lambda name: names[name]) for pick in (min, max) if names]
         fits = all(_is_there(stream, shard.size, name, names[name]) for name in ends)
     return samples if names and fits else None

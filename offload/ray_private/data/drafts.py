@@ -33,7 +33,7 @@ UNIT_BYTES = 32 << 20
 """The size that a unit should read: some tens of images, so that a pass is well shuffled."""
 UNIT_ROWS = 1 << 16
 """The most rows of a unit whose source can be read in parts or tells no size: a function of rows makes a dict of each."""
-LEAST_UNITS, MOST_UNITS = 200, 20_000  # of one source
+LEAST_UNITS, MOST_UNITS = 200, 20_000  # bounds of the number of units of one source
 MOST_UNIT_BYTES = 256 << 20  # a unit is made at once; Ray Data streams the rows of a larger read task
 SMALL_BYTES = 1 << 20  # an input of this size may be read again by several units, and is not worth a unit of its own
 

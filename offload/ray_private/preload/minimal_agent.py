@@ -9,7 +9,7 @@ AGENT is Ray's own script. With ``ray[default]`` installed it imports the dashbo
 import runpy
 import sys
 
-DASHBOARD_ONLY = "aiohttp_cors"  # of the packages that ray[default] adds: nothing but Ray's dashboard imports it
+DASHBOARD_ONLY = "aiohttp_cors"  # the one package that ray[default] adds and only Ray's dashboard imports
 
 
 def main(argv: list[str]) -> None:

@@ -83,7 +83,7 @@ def main(argv: list[str]) -> None:
     os.close(owner_ended)
     if wanted is None:
         _forget(path)
-    os.close(int(lock))  # whoever waits for it finds nothing of this server
+    os.close(int(lock))  # processes that wait for it find nothing of this server
     if wanted is not None:
         _live(wanted)
 

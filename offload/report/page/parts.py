@@ -16,7 +16,7 @@ from offload.report.page.story import Story
 from offload.report.page.verdict import money_missing
 
 MOST_METRICS = 24
-MOST_EVENTS = 60  # of a group; the raw ones follow
+MOST_EVENTS = 60  # events shown of a group; the raw ones follow
 RUN_ROLES = ("measured", "input", "device", "a", "b", "c", "d", "e", "f", "other")
 
 

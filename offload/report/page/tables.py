@@ -21,8 +21,8 @@ from offload.report.page.story import Story
 
 MOST_LANES = 40
 MOST_ROWS = 100
-MOST_RAW = 1000  # of the raw events that a page holds
-STOPS = (WorkerLost, RunResumed)  # after which workers start again; all other faults leave training going on
+MOST_RAW = 1000  # raw events that a page holds
+STOPS = (WorkerLost, RunResumed)  # faults after which workers start again; training goes on after all others
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from offload.report.page.node_history import Node
 MOST_NODES = 32  # further nodes that an advice considers
 KNEE = 0.97  # share of the best reachable rate with which an advice is content
 WORTH_IT = 0.03  # least relative gain that makes an advice
-UNLIMITED_GBPS = 1e6  # of a node whose network is unknown: the model then never lets it bind
+UNLIMITED_GBPS = 1e6  # network of a node of which it is unknown: the model then never lets it bind
 
 
 @dataclass(frozen=True, kw_only=True)

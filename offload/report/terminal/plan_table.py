@@ -14,7 +14,7 @@ from rich.text import Text
 from offload.formatting import GOODPUT_DIFFERS, usd
 
 SHOWN = 12
-WIDEST = 1000  # of a line: a narrower console cuts numbers where a table is wide
+WIDEST = 1000  # width for tables that must not be cut: a narrower console shortens numbers
 MARKS = {"recommended": "→", "baseline": "="}
 
 

@@ -17,7 +17,7 @@ from offload.report.page.story import Story
 
 MOST_EVENTS = 6
 MOST_NODES = 12
-QUIET_S = 60.0  # without a line for so long, a run that trains has probably crashed
+QUIET_S = 60.0  # time without a line after which a run that trains has probably crashed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ OWN_FILES = {MODEL_FILE, TRAINING_FILE, METRICS_FILE, CHECKSUMS_FILE, CHECKSUMS_
 
 CHUNK_BYTES = 64 << 20
 ATTEMPTS = 3
-PAUSE_S = 1.0  # before the second attempt; the third waits twice as long
+PAUSE_S = 1.0  # pause before the second attempt; twice as long before the third
 # Errors of S3 that pass. Arrow's client itself has retried by then.
 PASSING = (
     "AWS Error SLOW_DOWN",

@@ -178,7 +178,7 @@ class Run:
         training = supervisor.training
         error: BaseException | None = None
         try:
-            # A resumed run begins at a place that only its checkpoint tells.
+            # Only the checkpoint says where a resumed run begins.
             if not self.directory.resuming:
                 request = first_pass(self.split, deterministic=self.trainer.deterministic)
                 hub.start_ahead(request, TRAIN, self.fleet.next_nodes())

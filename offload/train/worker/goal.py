@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from offload.train.checkpoints.format import Progress
 
-ROUNDING = 1e-9  # of an epoch
+ROUNDING = 1e-9  # tolerance, in epochs
 
 
 @dataclass(frozen=True, kw_only=True)

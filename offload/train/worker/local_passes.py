@@ -28,7 +28,7 @@ from offload.train.worker.saving.training_state import TrainingState
 from offload.train.worker.setup import WorkerSetup
 from offload.train.worker.steps.batch_scaling import BatchScaling
 
-OUTSIDE = -1  # in the place of an epoch's number, for passes before and after the epochs
+OUTSIDE = -1  # stands for the number of an epoch, in passes before and after the epochs
 
 
 class LocalPass:

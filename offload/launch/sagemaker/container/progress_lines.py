@@ -49,7 +49,7 @@ class ProgressLines:
         try:
             with self._path.open("rb") as file:
                 if file.seek(0, os.SEEK_END) < self._offset:
-                    self._offset = 0  # the run began anew: this is another file
+                    self._offset = 0  # the run has restarted with a new file
                 file.seek(self._offset)
                 added = file.read()
         except FileNotFoundError:

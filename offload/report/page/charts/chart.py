@@ -16,11 +16,11 @@ from offload.formatting import duration, figure, share, usd
 from offload.report.json_values import LARGEST
 from offload.report.page.records import Floats
 
-POINTS = 240  # of a line: more than a phone has pixels, and half of what a laptop shows
-MOST_RATIO = 1e8  # of a logarithmic axis: beyond it, a value next to 0 squeezes all others
+POINTS = 240  # points of a line: more than the pixels of a phone, and half of those of a laptop
+MOST_RATIO = 1e8  # range of a logarithmic axis: beyond it, a value next to 0 squeezes all others
 APART = 8.0  # ratio of the largest to the smallest line from which on an axis is logarithmic
 SPIKE = 30.0  # ratio of the largest value to the smallest line that has the same effect
-FINGER = 0.065  # of the axis: on a phone, the width of a finger
+FINGER = 0.065  # share of the axis that a finger covers on a phone
 ROLES = ("measured", "input", "device", "stall", "other", "a", "b", "c", "d", "e", "f")
 """The colours of lines by their role, as the style sheet and the pictures name them."""
 

@@ -24,7 +24,7 @@ from offload.report.page.story import Story
 
 GROUP_ROLES = ("a", "b", "c", "d", "e", "f")
 LEAST_PAUSE_S, PAUSE = 10.0, 5.0  # seconds, and usual intervals, without a measurement that break a line
-NEAR_ALL = 0.93  # with the margin of an axis above it, shares always show 100 %
+NEAR_ALL = 0.93  # top of an axis of shares: with the margin above it, 100 % is always visible
 PART_ROLES = {"data_wait_s": "stall", "peer_wait_s": "b", "compute_s": "device", "sync_s": "c", "other_s": "other"}
 
 

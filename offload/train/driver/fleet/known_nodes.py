@@ -163,7 +163,7 @@ class KnownNodes:
         nodes = dataclasses.replace(self, flapping=self.flapping & flapping)  # machines whose losses are old may return
         events: list[RunEvent] = []
         failed = [node for node in nodes.alive if node.node_id in failing and node.node_id not in nodes.failing]
-        # All or none of them: nothing tells which one would be better to keep.
+        # All or none of them: there is no reason to prefer one.
         if nodes._can_spare(failed, enough):
             events.append(_excluded_because(failed, "workers failed there repeatedly"))
             nodes = dataclasses.replace(nodes, failing=nodes.failing | {node.node_id for node in failed})

@@ -197,7 +197,7 @@ class _Turn:
             case Learned():
                 self._set(learned=event.state)
             case EntriesFollowed():
-                # Never back: progress that a restart repeats must not undo what workers were told.
+                # Never lower: a restart repeats some progress, and must not withdraw what workers already know.
                 self._set(entries_followed=max(self.fleet.entries_followed, event.entries))
             case StopAsked():
                 self._set(stop=True)
@@ -282,7 +282,7 @@ class _Turn:
         goal = phase.next.workers if phase.decided else fleet.workers_goal
         self._set(phase=Steady(), placement=phase.next, workers_goal=goal, without_commit=False)
         self._reshape(phase.next)
-        # A loss has told its own story: the change was not anybody's decision.
+        # After a loss, events have already said what happened: nobody decided to resize.
         if not phase.lost:
             self.do(Resized(workers_before=before, workers=phase.next.workers))
         self._grow_back()

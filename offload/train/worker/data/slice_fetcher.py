@@ -87,7 +87,7 @@ class Fetcher:
     def _fetch(self, reach: Reach, at_once: int) -> None:
         # Each slice under way, what waits for its content, and the seconds waited before it was asked for.
         coming: deque[tuple[Slice, Callable[[], Columns], float]] = deque()
-        # One at first: the link may be slow, and what is under way cannot be called back.
+        # One at first: the link may be slow, and transfers cannot be cancelled.
         waited_s, most, came = 0.0, 1, 0
         over = False
         while not self._closed.is_set():

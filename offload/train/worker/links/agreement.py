@@ -22,7 +22,7 @@ Over = Literal["", "time", "stop"]
 OVERS: tuple[Over, ...] = ("", "time", "stop")
 ENDS: tuple[End, ...] = ("", "resize", "stop")  # later ones outrank earlier ones
 HEAD = 5  # the numbers of a message before those of a measurement
-NOTHING = -1  # in the place of a measurement's step, if a message carries none
+NOTHING = -1  # stands for the step of a measurement, in a message without one
 
 
 @dataclass(frozen=True, kw_only=True)

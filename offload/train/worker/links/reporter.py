@@ -16,7 +16,7 @@ from offload.train.messages import End, GroupStart, GroupStatus, Orders, Push
 from offload.train.worker.links.hang_watchdog import Watchdog
 
 HUNG = 70  # exit status of a process that hung
-PATIENCE_S = 60.0  # after which the user is told that a call waits for other workers: they may never make it
+PATIENCE_S = 60.0  # before the user hears that a call waits for other workers, which may never make it
 
 
 class Reporter:

@@ -158,7 +158,7 @@ class FolderCheckpointer:
         self._remove([each.name for each in found if each.state == "unfinished"])
         if not any(each.state == "whole" for each in found):
             return [], None
-        # Whoever reads a damaged one tells its damage, and takes the one before.
+        # Reading a damaged one reports the damage and falls back to the one before.
         return [each.name for each in found if each.state in ("whole", "damaged")], None
 
     def _write(self, metrics: dict[str, Any], content: CheckpointContent) -> None:
@@ -179,7 +179,7 @@ class FolderCheckpointer:
             try:
                 self._folder.put(name, files)
             except Exception:
-                self._remove([name])  # what is there of it would take the room of the next one
+                self._remove([name])  # its remains would take the room of the next one
                 raise
         # Only now: until the new one is complete, an older one may be the only whole checkpoint.
         self._remove(self._replaced(before, Entry(name=name, metrics=metrics)))
