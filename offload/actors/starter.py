@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import io
 import itertools
 import os
 import select
@@ -237,8 +238,12 @@ def _print_to_file() -> None:
     for descriptor in (1, 2):
         with tempfile.TemporaryFile() as file:
             os.dup2(file.fileno(), descriptor)
-    # The program may have replaced these, as a notebook does.
-    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode, 1, closefd=False) for number, mode in enumerate("rww"))
+    # The program may have replaced these, as a notebook does. Nothing waits in a buffer: half a line counts as printed.
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(os.fdopen(number, "wb", 0, closefd=False), "utf-8", "backslashreplace", write_through=True)
+        for number in (1, 2)
+    )
 
 
 def how_ended(started: Started) -> int | None:

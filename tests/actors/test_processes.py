@@ -65,6 +65,10 @@ class Worker:
     def whereabouts(self) -> tuple[int, int, str]:
         return os.getpid(), os.getsid(0), SET_UP["by"]
 
+    def printed(self) -> str:
+        print("half a line", end="")
+        return Path("/proc/self/fd/1").read_text()
+
     def fork(self) -> int:
         if not (pid := os.fork()):
             threading.Event().wait()
@@ -133,6 +137,10 @@ def test_the_end_of_a_process_ends_its_calls(actor: Actor, how: str, words: str)
             result(answer)
     with pytest.raises(lost_errors()):
         result(actor.add.remote(1))
+
+
+def test_what_a_process_prints_can_be_read_at_once(actor: Actor) -> None:
+    assert result(actor.printed.remote()) == "half a line"
 
 
 def test_a_killed_process_ends_though_its_call_waits_and_its_fork_lives(actor: Actor) -> None:

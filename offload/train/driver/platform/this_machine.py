@@ -50,10 +50,10 @@ class LocalProcesses:
     reserves = False
 
     def __init__(self, starter: Starter) -> None:
-        self._starter, self.title = starter, "a preprocessing process"
+        self._starter, self.title = starter, "preprocessing"
 
     def start(self, node: str, hub: Any, me: Ordinal) -> Actor:
-        return start_actor(self._starter, Preprocessor, hub, me, self.title, node, title=self.title)
+        return start_actor(self._starter, Preprocessor, hub, me, self.title, node, title="the process")
 
     def end(self, handle: Actor) -> None:
         handle.kill()
