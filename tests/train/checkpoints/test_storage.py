@@ -83,13 +83,14 @@ def small_disk(folder: Path, options: str) -> Iterator[None]:
     [("size=64k", "No space left on device"), ("ro,size=64k", "Read-only file system")],
     ids=["full", "read-only"],
 )
-def test_a_disk_that_takes_nothing_is_found_before_ray_starts(
+@pytest.mark.usefixtures("this_machine")
+def test_a_disk_that_takes_nothing_is_found_before_a_process_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str, says: str
 ) -> None:
-    def no_ray(address: str | None) -> None:
-        raise AssertionError("Ray was about to start")
+    def nothing(platform: Any, *, metrics_port: int | None = None) -> None:
+        raise AssertionError("the run was about to start")
 
-    monkeypatch.setattr("offload.train.driver.trainer.connected", no_ray)
+    monkeypatch.setattr("offload.train.driver.platform.this_machine.OnThisMachine.opened", nothing)
     disk = tmp_path / "disk"
     with small_disk(disk, options):
         trainer = offload.Trainer(
