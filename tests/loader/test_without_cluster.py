@@ -83,6 +83,30 @@ def test_a_program_imports_no_ray_and_leaves_no_process(tmp_path: Path, how: str
     eventually(lambda: not marked(mark))
 
 
+SPEAKING = """
+import torch, offload
+
+class Speaking(torch.utils.data.Dataset):
+    def __len__(self):
+        return 400
+    def __getitem__(self, i):
+        print(f"sample {i} says {'so ' * 20}")
+        return i
+
+for _ in offload.DataLoader(Speaking(), batch_size=4):
+    pass
+"""
+
+
+def test_each_line_that_a_data_set_prints_appears_once_and_whole(tmp_path: Path) -> None:
+    path = tmp_path / "speaking.py"
+    path.write_text(SPEAKING)
+    for flags in ([], ["-u"]):
+        done = run([sys.executable, *flags, str(path)], uuid.uuid4().hex)
+        assert done.returncode == 0, done.stderr
+        assert sorted(done.stdout.splitlines()) == sorted(f"sample {i} says {'so ' * 20}" for i in range(400))
+
+
 def test_a_program_may_start_its_own_ray_later(tmp_path: Path) -> None:
     done = run([sys.executable, written(tmp_path), "ray"], uuid.uuid4().hex)
     assert done.returncode == 0, done.stderr

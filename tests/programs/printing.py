@@ -99,7 +99,8 @@ def fit(folder: Path, data: Any, name: str = "run", *, fails: bool = False) -> N
 
 
 def load(data: Any, **options: Any) -> None:
-    for _ in offload.DataLoader(data, batch_size=4, num_workers=2, **options):
+    address = None if ray.is_initialized() or "RAY_ADDRESS" in os.environ else "local"
+    for _ in offload.DataLoader(data, batch_size=4, num_workers=2, address=address, **options):
         pass
 
 

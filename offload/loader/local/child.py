@@ -8,10 +8,11 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +35,8 @@ def work(connection: socket.socket, recipe: MapRecipe | IterableRecipe | bytes, 
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_program, daemon=True, name="program").start()
+    # Each line in one piece, as it is printed: other processes write to the same pipe.
+    _each_stream(lambda stream: stream.reconfigure(line_buffering=True, write_through=False))
     keep_freed_memory()
     begin(ordinal)
     try:
@@ -54,6 +57,12 @@ def _end_with_program() -> None:
     if program is not None:
         program.join()
         os._exit(0)
+
+
+def _each_stream(act: Callable[[Any], None]) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # the user's code may have replaced or closed it
+            act(stream)
 
 
 def _tell(connection: socket.socket, message: object) -> None:
@@ -92,7 +101,9 @@ class _Worker:
                 recipe = replace(self._recipe, seed=task.seed)
                 self._batches = recipe.batches(self._watch, task.worker, self._initialised)
             else:
-                send(self._connection, self._made(task))
+                made = self._made(task)
+                _each_stream(lambda stream: stream.flush())  # the end of the program cannot lose half a line
+                send(self._connection, made)
                 # Sending belongs to the price of a task. What it made is freed before the next one.
                 self._ended = time.process_time(), time.perf_counter()
 
