@@ -1,11 +1,11 @@
-"""Scripts of one machine, whole: a plain loop, torch's DataLoader, and offload.DataLoader with processes of this machine and with a Ray.
+"""Whole scripts of one machine: a plain loop, torch's DataLoader, offload's DataLoader and Trainer, without Ray and with it.
 
     python benchmarks/one_machine.py --repeats 5 -o benchmarks/results/one_machine.json
 
 Each repeat starts every row once, one after the other, as a Python process of its own. From the start of the process it measures the
 imports, the first batch, the rate and the CPU time of the steady state (40 to 90 % of the batches), the memory of all its processes there
-(proportional set size), and the time from the last batch to the end of the process. Figures are medians, and ratios to torch's DataLoader
-are medians over the ratios of each repeat: a machine's speed drifts.
+(proportional set size), and the time from the last batch to the end of the process. A Trainer's first batch counts once its step is done.
+Figures are medians, and ratios to torch's DataLoader are medians over the ratios of each repeat: a machine's speed drifts.
 """
 
 import json
@@ -28,7 +28,7 @@ from benchmarks import side_by_side, tables, workloads
 from benchmarks.rows import protocol
 
 ROOT = Path(__file__).resolve().parent.parent
-ROWS = ("plain", "torch", "offload", "offload-ray")
+ROWS = ("plain", "torch", "offload", "offload-ray", "trainer", "trainer-ray")
 WORKLOADS = ("jpeg", "blur", "blur-uint8", "tabular", "text")
 MEASURES = ("imports_s", "first_batch_s", "samples_per_s", "cpu_ms_per_sample", "memory_mb", "end_s")
 TIMEOUT_S = 900
@@ -119,11 +119,12 @@ def _run(row: str, task: protocol.Task, cores: int) -> dict[str, float]:
 
 def _summary(row: str, runs: list[dict[str, dict[str, float]]]) -> dict[str, float]:
     """Medians, and the median ratios to torch's DataLoader; that of the CPU time is to the plain loop's, too."""
-    medians = {name: round(statistics.median(run[row][name] for run in runs), 3) for name in MEASURES}
+    measured = [name for name in MEASURES if name in runs[0][row]]  # a Trainer's worker tells only its own
+    medians = {name: round(statistics.median(run[row][name] for run in runs), 4) for name in measured}
     for name in ("first_batch_s", "samples_per_s", "cpu_ms_per_sample", "memory_mb"):
-        if "torch" in runs[0]:
+        if "torch" in runs[0] and name in measured:
             medians[f"{name}_over_torch"] = _ratio(row, "torch", name, runs)
-    if "plain" in runs[0]:
+    if "plain" in runs[0] and "cpu_ms_per_sample" in measured:
         medians["cpu_over_plain"] = _ratio(row, "plain", "cpu_ms_per_sample", runs)
     return medians
 

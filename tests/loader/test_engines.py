@@ -230,6 +230,23 @@ def test_batches_that_the_program_keeps_stay_as_they_are(engine: str) -> None:
     assert int(kept[1]["x"][0, 0]) == 1
 
 
+def test_a_fork_of_the_program_iterates_with_processes_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    choose(monkeypatch, "fork")
+    loader: Any = offload.DataLoader(Augmented(), batch_size=4, seed=5, persistent_workers=True, num_workers=2)
+    read(loader)
+    read_end, write_end = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            os.write(write_end, json.dumps(read(loader)).encode())
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end) as pipe:
+        theirs = json.load(pipe)
+    os.waitpid(child, 0)
+    assert read(loader) == theirs  # the second epoch, in both
+
+
 def test_on_device_runs_ahead_of_the_program(engine: str) -> None:
     done: list[int] = []
 

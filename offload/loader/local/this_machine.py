@@ -31,6 +31,7 @@ class ThisMachine:
         self._persistent = persistent
         self._usual = Usual()
         self._kept: list[Children] = []
+        self._pid = os.getpid()
         weakref.finalize(self, _end_all, self._kept).atexit = False
 
     def fetcher(self, plan: IterationPlan, *, context: Any, prefetch_factor: int | None) -> LocalFetcher:
@@ -44,6 +45,9 @@ class ThisMachine:
         Raises:
             ConfigError: if the data set cannot be sent to a process that starts anew.
         """
+        if os.getpid() != self._pid:  # those that are kept belong to the process from which this one was forked
+            self._kept.clear()
+            self._pid = os.getpid()
         processes = process_count(plan, os.environ)
         _say_once(processes, os.environ)
         context = context or multiprocessing.get_context(DEFAULT_METHOD)
