@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 import offload
 from offload.errors import ConfigError
 from offload.loader import loader as loader_module
-from offload.loader.job import session as sessions
 from offload.loader.state.epoch_progress import too_few
 from offload.pipeline.preprocessing.worker_role import in_role
 
@@ -158,7 +157,7 @@ class InThisProcess:
 def _without_a_cluster() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loader_module, "Iteration", InThisProcess)
-        patch.setattr(sessions.User, "session", lambda *_: None)
+        patch.setattr(loader_module.DataLoader, "_fetcher", lambda *_: None)
         yield
 
 
