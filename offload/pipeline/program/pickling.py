@@ -123,8 +123,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it ships no types
     """See :func:`dumps`. It chooses a rule for each class of objects once: a data set may hold millions."""
 
     def __init__(self, file: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> None:
-        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
+        # Before the base class begins, which looks for it once.
         self.dispatch_table: Any = dispatch_table(cloudpickle.Pickler.dispatch_table)
+        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
         adopt_registrations()
         self._rules: dict[type, Rule] = {}
         self.by_value: list[Any] = []
