@@ -116,6 +116,17 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         ray.shutdown()
 
 
+@pytest.fixture(autouse=True)
+def commands_leave_no_address() -> Iterator[None]:
+    """A command of `offload` may choose a Ray for its own process. Tests that run it in theirs put the variable back."""
+    before = os.environ.get("RAY_ADDRESS")
+    yield
+    if before is None:
+        os.environ.pop("RAY_ADDRESS", None)
+    else:
+        os.environ["RAY_ADDRESS"] = before
+
+
 @pytest.fixture
 def this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let DataLoaders use processes of this machine, though other tests of this process may have started a Ray."""
