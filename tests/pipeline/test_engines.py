@@ -124,7 +124,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Feed]]:
     def feed(transform: Any = None, store_bytes: float = 1e9) -> Feed:
         node = ray.get_runtime_context().get_node_id()
         cores = Cores(nodes=(node, node), task_cpus=1.0, stores={node: store_bytes})
-        stream: FeedDataset = build(transform).stream(seed=1)
+        stream: FeedDataset = build(transform).stream(seed=1, put=ray.put)
         made.append(Feed({"train": stream}, cores, pool=pool))
         return made[0]
 

@@ -88,8 +88,10 @@ def refusals() -> list[str]:
 
     def work() -> None:
         uses: list[Callable[[], Any]] = [
-            lambda: next(iter(offload.DataLoader(Pictures()))),
-            lambda: offload.Trainer(print, datasets={"train": [1, 2]}, batch_size=1).fit(run_dir="run-of-a-fork"),
+            lambda: next(iter(offload.DataLoader(Pictures(), address="local"))),
+            lambda: offload.Trainer(print, datasets={"train": [1, 2]}, batch_size=1).fit(
+                run_dir="run-of-a-fork", address="local"
+            ),
             ray.init,
             lambda: ray.put(1),
         ]
@@ -109,7 +111,7 @@ def refusals() -> list[str]:
 
 def main() -> None:
     """Fork in each way, several times, between batches."""
-    ours = offload.DataLoader(Pictures(), batch_size=BATCH, num_workers=2)
+    ours = offload.DataLoader(Pictures(), batch_size=BATCH, num_workers=2, address="local")
     batches = iter(ours)
     seen: list[torch.Tensor] = []
 

@@ -83,7 +83,7 @@ def main() -> None:
         trainer = offload.Trainer(
             train, datasets={"train": offload.from_torch(rows)}, workers=1, batch_size=4, callbacks=[forks]
         )
-        return trainer.fit(run_dir=folder, overwrite=True, quiet=True).metrics
+        return trainer.fit(run_dir=folder, address="local", overwrite=True, quiet=True).metrics
 
     first = fit()
     parts = forks.seen[:]

@@ -52,14 +52,14 @@ class Failing(Squares):
 
 def loaded() -> list[list[int]]:
     """The numbers of two epochs of a loader."""
-    loader: Any = offload.DataLoader(Squares(), batch_size=8, num_workers=2)
+    loader: Any = offload.DataLoader(Squares(), batch_size=8, num_workers=2, address="local")
     return [[int(number) for batch in loader for number in batch] for _ in range(2)]
 
 
 def failure() -> str:
     """What a loader says of a sample that raises."""
     try:
-        list(offload.DataLoader(Failing(), batch_size=8, num_workers=2))
+        list(offload.DataLoader(Failing(), batch_size=8, num_workers=2, address="local"))
     except Exception as error:
         return str(error)
     return ""
@@ -85,7 +85,7 @@ def preprocessed() -> tuple[str | None, list[int]]:
     )
     node = ray.get_runtime_context().get_node_id()
     cores = Cores(nodes=(node,), task_cpus=1.0, stores={node: 1e9})
-    feed = Feed({"train": listed.stream(seed=1)}, cores, pool=Pool)
+    feed = Feed({"train": listed.stream(seed=1, put=ray.put)}, cores, pool=Pool)
     key = PassKey(attempt=1, name="train", number=0)
     feed.begin(1)
     feed.open(key, PassRequest(world_size=1, first_rows=16, epoch=0), 0)

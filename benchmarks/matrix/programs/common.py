@@ -54,6 +54,7 @@ def trainer(folder: Path, train: Callable[[offload.Context], None] = train, **se
     """A trainer on SAMPLES numbers, whose workers write down what they trained in a folder of ``folder``."""
     from tests.emulation.numbers import Numbers
 
+    os.environ.setdefault("RAY_ADDRESS", "local")  # the matrix is about releases of Ray
     log = folder / "log"
     log.mkdir(exist_ok=True)
     config: Mapping[str, Any] = {"log": str(log), **settings.pop("config", {})}

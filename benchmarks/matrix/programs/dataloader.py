@@ -9,7 +9,7 @@ from tests.emulation.numbers import Numbers
 
 
 def program(folder: Path) -> dict[str, Any]:
-    loader = offload.DataLoader(Numbers(SAMPLES), batch_size=BATCH, shuffle=True, num_workers=1)
+    loader = offload.DataLoader(Numbers(SAMPLES), batch_size=BATCH, shuffle=True, num_workers=1, address="local")
     epochs = [[float(x) for batch in loader for x in batch["x"][:, 0]] for _ in range(2)]
     for epoch in epochs:
         expect(sorted(round(x * SAMPLES) for x in epoch) == list(range(SAMPLES)), "a sample came twice, or never")
