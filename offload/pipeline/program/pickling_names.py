@@ -53,7 +53,11 @@ def adopt_loaded_by_path(name: Any) -> None:
     # A package may give a module a second name, which its import sets up in other processes, too: its specification keeps the first.
     if spec is None or spec.name != name or not spec.has_location or name in ("__main__", main_module.NAME):
         return
-    if is_by_value(name) or _found(name) == spec.origin:
+    if is_by_value(name):
+        return
+    found = _found(name)
+    # An installed package may be found elsewhere now: Ray brings a psutil of its own, and puts it before the other.
+    if found == spec.origin or (found is not None and str(spec.origin).startswith((sys.prefix, sys.base_prefix))):
         return
     cloudpickle.register_pickle_by_value(module)
 
