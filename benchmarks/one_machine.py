@@ -60,6 +60,8 @@ def main(
                 click.echo(f"{workload} {repeat + 1}/{repeats}", err=True)
             table[workload] = {row: _summary(row, runs) for row in rows or ROWS}
     result = {
+        "benchmark": "one_machine",
+        "claim": "whole scripts on one machine: offload without a cluster beside torch's DataLoader",
         "command": " ".join(["python", "benchmarks/one_machine.py", *sys.argv[1:]]),
         "machine": side_by_side.hardware(),
         "versions": side_by_side.versions(),
