@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import io
 import itertools
@@ -153,8 +154,11 @@ def begin(descriptor: int, main: str, modules: Sequence[str]) -> NoReturn:
     """The main function of a fresh starter."""
     link = socket.socket(fileno=descriptor)
     link.set_inheritable(False)
+    gc.disable()  # a fifth of the imports' time, for collections that find nothing
     for name in modules:
         importlib.import_module(name)
+    gc.freeze()  # collections in the forks would copy the pages that they share
+    gc.enable()
     module, _, function = main.partition(":")
     _serve(link, getattr(importlib.import_module(module), function))
 

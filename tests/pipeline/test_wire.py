@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from array import array as typed
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -220,3 +223,22 @@ def test_join() -> None:
 def test_arrays_without_elements_keep_their_shape(kind: type) -> None:
     (found,) = wire.decode(wire.encode({"x": np.zeros((2, 0, 3), kind)})).values()
     assert_same(found, np.zeros((2, 0, 3), kind))
+
+
+def test_numbers_are_decoded_without_pandas(tmp_path: Path) -> None:
+    """Importing it takes half a second, for which the first batch of every new worker would wait."""
+    stored = tmp_path / "block.arrow"
+    columns = {"label": np.arange(6), "weight": np.ones(6, np.float16), "image": np.zeros((6, 3, 4), np.uint8)}
+    block = wire.encode(columns)
+    with pa.ipc.new_file(stored, block.schema) as file:
+        file.write(block)
+    script = f"""
+import sys, pyarrow
+from offload.pipeline.blocks import wire
+columns = wire.decode(pyarrow.ipc.open_file({str(stored)!r}).read_all().slice(2))
+assert columns["label"].tolist() == [2, 3, 4, 5], columns
+assert columns["weight"].dtype == "float16" and len(columns["weight"]) == 4, columns
+assert columns["image"].shape == (4, 3, 4), columns
+assert "pandas" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
