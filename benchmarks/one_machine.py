@@ -59,18 +59,18 @@ def main(
                     raise click.ClickException(f"{workload}: the rows read different samples: {runs[-1]}")
                 click.echo(f"{workload} {repeat + 1}/{repeats}", err=True)
             table[workload] = {row: _summary(row, runs) for row in rows or ROWS}
-    result = {
-        "benchmark": "one_machine",
-        "claim": "whole scripts on one machine: offload without a cluster beside torch's DataLoader",
-        "command": " ".join(["python", "benchmarks/one_machine.py", *sys.argv[1:]]),
-        "machine": side_by_side.hardware(),
-        "versions": side_by_side.versions(),
-        "repeats": repeats,
-        "workers": cores,
-        "rows": table,
-    }
-    if output is not None:
-        output.write_text(json.dumps(result, indent=2) + "\n")
+            result = {
+                "benchmark": "one_machine",
+                "claim": "whole scripts on one machine: offload without a cluster beside torch's DataLoader",
+                "command": " ".join(["python", "benchmarks/one_machine.py", *sys.argv[1:]]),
+                "machine": side_by_side.hardware(),
+                "versions": side_by_side.versions(),
+                "repeats": repeats,
+                "workers": cores,
+                "rows": table,
+            }
+            if output is not None:  # after each workload: a run that is cut short leaves those that it has measured
+                output.write_text(json.dumps(result, indent=2) + "\n")
     if as_json:
         click.echo(json.dumps(result))
     else:
