@@ -21,6 +21,7 @@ from offload.ray_private.cluster_tables import id_of
 
 NAMESPACE = "offload"
 HUB = " hub"  # the end of a hub's name
+DESK = " desk"  # the end of a desk's name
 END_S = 3.0  # time for the processes of killed actors to end
 LOOK_S = 0.05
 
@@ -28,10 +29,11 @@ _GONE = (ValueError, RuntimeError, ray.exceptions.RayError)  # no such name; no 
 
 
 class Holdings:
-    """What one run holds. It belongs to the thread that makes it."""
+    """What one run holds. It belongs to the thread that makes it. ``rooms``: how the names of its placement groups begin."""
 
     def __init__(self) -> None:
         self.thread = threading.current_thread()
+        self.rooms = f"offload-room-{secrets.token_hex(8)}-"
         self._actors: dict[str, None] = {}  # names
         self._groups: dict[str, Any] = {}  # by name; None until the handle is here
         self._makers: set[str] = set()  # ids of ended actors
@@ -53,7 +55,7 @@ class Holdings:
         selectors: Sequence[Mapping[str, str]] = (),
     ) -> Any:
         """A placement group of these bundles. ``selectors``: one label selector, which the node of every bundle must meet, or none."""
-        name = f"offload-room-{secrets.token_hex(8)}"
+        name = f"{self.rooms}{secrets.token_hex(4)}"
         # Noted before it exists: an interrupt may come right behind its creation.
         self._groups[name] = None
         labels = {"bundle_label_selector": [dict(selectors[0])] * len(bundles)} if selectors else {}

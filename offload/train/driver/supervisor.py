@@ -79,6 +79,7 @@ class Supervisor:
 
     Attributes:
         training: how the training ended, ``"finished"`` or ``"stopped"``, or the error that ended it.
+        rests: the serial of the orders by which no worker runs now, and none may start; None while some run.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Supervisor:
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.training: Future[str] = Future()
+        self.rests: int | None = None
         self._changed = changed
         self._groups, self._hub, self._max_failures = groups, hub, max_failures
         # The only way in: all other state belongs to the supervisor's thread, and needs no lock.
@@ -228,9 +230,12 @@ class Supervisor:
 
     def _await(self, ready: Callable[[], bool]) -> None:
         while not ready():
+            self.rests = self._orders.serial
+            self._changed()
             message = self._inbox.get()
             if isinstance(message, Orders | _Closed):
                 self._hear(message)
+        self.rests = None
 
     def _hear(self, message: Orders | _Closed) -> None:
         if isinstance(message, _Closed):

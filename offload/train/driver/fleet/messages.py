@@ -54,9 +54,15 @@ class RoomMade:
 
 @dataclass(frozen=True, kw_only=True)
 class ResizeDecided:
-    """Another number of workers is worth a restart. ``split``: its split of global batches."""
+    """Another number of workers is worth a restart.
+
+    Args:
+        split: its split of global batches.
+        pinned: whether somebody outside the run has chosen it: it stays until it is chosen anew.
+    """
 
     split: BatchSplit
+    pinned: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +114,23 @@ class StopAsked:
     """The run ends: workers commit and stop."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PauseAsked:
+    """The run pauses: workers commit and end, and then preprocessing ends, too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkersEnded:
+    """No worker runs, and none starts on the orders with this serial."""
+
+    serial: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeAsked:
+    """A paused run goes on where it has committed."""
+
+
 Event = (
     ClusterSeen
     | NewsRead
@@ -119,6 +142,9 @@ Event = (
     | Learned
     | EntriesFollowed
     | StopAsked
+    | PauseAsked
+    | WorkersEnded
+    | ResumeAsked
 )
 
 # -- actions -----------------------------------------------------------------------------------------------------------

@@ -140,10 +140,12 @@ class Room:
 
     # -- options ---------------------------------------------------------------------------------------------------
 
-    def options(self, placement: Placement, *, stranded: bool) -> list[Option]:
-        """The worker counts that fit, and those that would fit on requested nodes. If decisions do not choose the count, only the
-        present one."""
+    def options(self, placement: Placement, *, stranded: bool, pinned: int | None = None) -> list[Option]:
+        """The worker counts that fit, and those that would fit on requested nodes. If decisions do not choose the count, or somebody has
+        ``pinned`` it, only the present one. A pinned count that is lost is an option, too."""
         least, most = self.bounds if self.terms.chosen else (placement.workers, placement.workers)
+        if pinned is not None:
+            least, most = min(placement.workers, pinned), max(placement.workers, pinned)
         options: list[Option] = []
         new = 0
         for count in filter(self.terms.allowed, range(least, most + 1)):

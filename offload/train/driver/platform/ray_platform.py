@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -33,6 +36,8 @@ from offload.train.group.ray_group import RayGroups
 from offload.train.hub.client import HubClient
 from offload.train.hub.ray_hub import RayHub
 from offload.train.hub.run_names import named_hub
+from offload.train.steering.messages import RunState
+from offload.train.steering.registry import OwnDesk, open_desk, user_name
 
 NO_METRICS = "this Ray serves no metrics, so Prometheus finds none: start it again with ray[default] installed, or let the run start one"
 
@@ -98,6 +103,19 @@ class RayPlatform:
     def import_ahead(self, nodes: Collection[str], env: Mapping[str, Any]) -> None:
         connection.import_ahead(nodes, env)
 
+    def open_desk(self, directory: RunDirectory) -> OwnDesk:
+        state = RunState(
+            name=directory.path.name,
+            user=user_name(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            run_dir=str(directory.path),
+            since=time.time(),
+        )
+        desk = open_desk(state, self._holdings, self.process_env())
+        self._run = desk.state.name
+        return desk
+
     def start_hub(
         self, directory: RunDirectory, streams: dict[str, FeedDataset], cores: Cores, *, threads: int
     ) -> HubClient:
@@ -113,7 +131,7 @@ class RayPlatform:
             ).remote(stored, cores, len(self.cluster.nodes), directory.path)
 
         self._control = ControlWatch()
-        self._run, actor = named_hub(directory.path.name, start, self._holdings)
+        self._run, actor = named_hub(self._run or directory.path.name, start, self._holdings)
         keep_to_logs(self._run)
         return HubClient(actor)
 

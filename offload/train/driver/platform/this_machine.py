@@ -140,6 +140,9 @@ class ThisMachine:
 
     def import_ahead(self, nodes: Collection[str], env: Mapping[str, Any]) -> None: ...
 
+    def open_desk(self, directory: RunDirectory) -> None:
+        return None  # nobody else shares these processes: signals steer the program
+
     def start_hub(
         self, directory: RunDirectory, streams: dict[str, FeedDataset], cores: Cores, *, threads: int
     ) -> HubClient:
