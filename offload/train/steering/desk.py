@@ -18,7 +18,6 @@ class Desk:
         self._commands: list[Command] = []
         self._replies: dict[int, Reply] = {}
         self._changed = threading.Condition()
-        self._closed = False
 
     # -- the run ---------------------------------------------------------------------------------------------------
 
@@ -29,19 +28,13 @@ class Desk:
     def asked(self, seen: int, timeout_s: float) -> tuple[Command, ...]:
         """The commands after the first ``seen``. Waits for one, at most for ``timeout_s``."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or len(self._commands) > seen, timeout_s)
+            self._changed.wait_for(lambda: len(self._commands) > seen, timeout_s)
             return tuple(self._commands[seen:])
 
     def reply(self, number: int, reply: Reply) -> None:
         """Answer the command with this number, from 0."""
         with self._changed:
             self._replies[number] = reply
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """End all waits: the run is over."""
-        with self._changed:
-            self._closed = True
             self._changed.notify_all()
 
     # -- others ----------------------------------------------------------------------------------------------------
@@ -60,5 +53,5 @@ class Desk:
     def replied(self, number: int, timeout_s: float) -> Reply | None:
         """The run's answer to a command; None if there is none within ``timeout_s``."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or number in self._replies, timeout_s)
+            self._changed.wait_for(lambda: number in self._replies, timeout_s)
             return self._replies.get(number)

@@ -21,6 +21,7 @@ from offload.train.steering.messages import RunState
 
 SETTLED_S = 3.0  # time in which the dying processes of a run may still make placement groups
 LOOK_S = 0.5
+UNWATCHED_S = 60.0  # a program makes nothing before its desk watches
 
 
 class RayDesk(Desk):
@@ -29,22 +30,36 @@ class RayDesk(Desk):
     def __init__(self, state: RunState, rooms: str) -> None:
         super().__init__(state)
         self._rooms = rooms
-        self._over = threading.Event()
+        self._me = ray.get_runtime_context().current_actor
+        self._over, self._watched = threading.Event(), threading.Event()
+        threading.Thread(target=self._until_watched, daemon=True, name="unwatched").start()
 
     def stay(self) -> None:
         """Answer once the run is over. Whoever called this owns the answer, and :meth:`watch` learns of its end."""
         self._over.wait()
 
     def watch(self, answers: list[Any]) -> None:
-        """Wait until the owner of this answer of :meth:`stay` has ended; remove what the run has left, and end."""
+        """Watch from now on whether the owner of this answer of :meth:`stay` lives."""
+        self._watched.set()
+        threading.Thread(target=self._until_end_of, args=(answers[0],), daemon=True, name="watch").start()
+
+    def _until_watched(self) -> None:
+        """End if nobody calls :meth:`watch`: the program has ended before it made anything."""
+        if not self._watched.wait(UNWATCHED_S):
+            self._end()
+
+    def _until_end_of(self, answer: Any) -> None:
+        """Wait until the owner of an answer has ended; remove what the run has left, and end."""
         with contextlib.suppress(ray.exceptions.RayError):
-            ray.get(answers[0])
+            ray.get(answer)
         until = time.monotonic() + SETTLED_S
         while remove_groups(self._rooms) or time.monotonic() < until:
             time.sleep(LOOK_S)
-        self._over.set()  # otherwise the process would wait for these calls
-        self.close()
-        ray.actor.exit_actor()  # type: ignore[no-untyped-call]
+        self._end()
+
+    def _end(self) -> None:
+        # Not `exit_actor`: it ends an actor from one of its calls, and waits for all others.
+        ray.kill(self._me)
 
 
 def remove_groups(names: str) -> bool:

@@ -7,7 +7,7 @@ import getpass
 import os
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from offload.train.steering.ray_desk import RayDesk
 _GONE = (ray.exceptions.RayError, ValueError)  # no such actor any more
 TAKEN = ValueError  # Ray's error for a name that another actor has
 CALLS = 64  # calls that a desk answers at a time; those who wait for an answer keep one
+DESK_S = 30.0  # time for a desk to start
 WAIT_S = 60.0  # a desk answers after this long, whether or not there is a command
 
 
@@ -32,11 +33,18 @@ class OwnDesk:
     Args:
         state: what the run has shown last.
         actor: the handle of the desk.
-        stay: the answer of :meth:`RayDesk.stay`. This process owns it, so its end tells the desk of the end of the run.
     """
 
-    def __init__(self, state: RunState, actor: Any, stay: Any) -> None:
-        self.state, self._actor, self._stay = state, actor, stay
+    def __init__(self, state: RunState, actor: Any) -> None:
+        self.state, self._actor = state, actor
+        # This process owns the answer, so its end tells the desk of the end of the run.
+        self._stay = actor.stay.remote()
+        self._watches = actor.watch.remote([self._stay]).future()
+
+    def wait_for_watch(self) -> None:
+        """Wait until the desk watches over what the run makes. A desk that does not come, on a head that cannot start it, must not keep the
+        run from training."""
+        wait([self._watches], timeout=DESK_S)
 
     def show(self, state: RunState) -> None:
         """See :meth:`offload.train.steering.desk.Desk.show`."""
@@ -92,9 +100,7 @@ def open_desk(state: RunState, holdings: Holdings, runtime_env: Mapping[str, Any
             except TAKEN:  # by another driver, in this moment
                 holdings.forget_actor(name + DESK)
             else:
-                stay = actor.stay.remote()
-                actor.watch.remote([stay]).future().add_done_callback(Future.exception)
-                return OwnDesk(own, actor, stay)
+                return OwnDesk(own, actor)
         number += 1
 
 

@@ -52,6 +52,7 @@ class RayPlatform:
         self._holdings = Holdings()
         self._control: ControlWatch | None = None
         self._run = ""
+        self._desk: OwnDesk | None = None
         self._job_env: dict[str, Any] = dict(ray.get_runtime_context().runtime_env)
 
     @property
@@ -112,9 +113,9 @@ class RayPlatform:
             run_dir=str(directory.path),
             since=time.time(),
         )
-        desk = open_desk(state, self._holdings, self.process_env())
-        self._run = desk.state.name
-        return desk
+        self._desk = open_desk(state, self._holdings, self.process_env())
+        self._run = self._desk.state.name
+        return self._desk
 
     def start_hub(
         self, directory: RunDirectory, streams: dict[str, FeedDataset], cores: Cores, *, threads: int
@@ -136,6 +137,8 @@ class RayPlatform:
         return HubClient(actor)
 
     def groups(self, reservation: Reservation) -> RayGroups:
+        if self._desk is not None:  # meanwhile the hub starts, too
+            self._desk.wait_for_watch()
         return RayGroups(reservation, title=worker_title(self._run), holdings=self._holdings)
 
     def watch(self, hub: HubClient, tell: Callable[[RunEvent], None]) -> Watchers:
