@@ -10,11 +10,17 @@ import contextlib
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
-from ray.util.placement_group import get_placement_group, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 
 from offload.pipeline.pool.ray_state import remove_groups_of
 from offload.ray_private.cluster_tables import id_of
@@ -62,6 +68,15 @@ class Holdings:
         group = placement_group([dict(bundle) for bundle in bundles], strategy=strategy, name=name, **labels)
         self._groups[name] = group
         return group
+
+    def held(self) -> dict[str, dict[str, float]]:
+        """The resources that this run's placement groups hold, by node id."""
+        held: dict[str, Counter[str]] = {}
+        for entry in placement_group_table().values():
+            if entry["state"] == "CREATED" and entry["name"].startswith(self.rooms):
+                for bundle, node in entry["bundles_to_node_id"].items():
+                    held.setdefault(node, Counter()).update(entry["bundles"][bundle])
+        return {node: dict(amounts) for node, amounts in held.items()}
 
     def remove_group(self, group: Any) -> None:
         """Remove a placement group."""

@@ -26,7 +26,7 @@ from offload.pipeline.program.pickling import Carried
 from offload.pipeline.program.surroundings import Program
 from offload.prices import built_in
 from offload.process.interrupts import COMMITTED_END_S, Interrupts, handled
-from offload.report.events.faults import OthersHold
+from offload.report.events.faults import CoresShared, OthersHold
 from offload.report.events.membership import RunLeaving
 from offload.report.events.training import RunStarted
 from offload.report.run_dir import RunDirectory
@@ -39,8 +39,9 @@ from offload.train.driver.event_log import EventLog
 from offload.train.driver.failure_texts import describe_failure, whole_story
 from offload.train.driver.fleet.messages import StopAsked, WorkersEnded
 from offload.train.driver.fleet.room import Terms
-from offload.train.driver.fleet.state import Fleet, Paused
+from offload.train.driver.fleet.state import Fleet, Paused, Steady
 from offload.train.driver.listed import Listed, classes_that_differ
+from offload.train.driver.others import Others, cores_of, others_hold, summed
 from offload.train.driver.platform.platform import Platform, Watch
 from offload.train.driver.run_arguments import Arguments
 from offload.train.driver.steering import Steering
@@ -99,6 +100,8 @@ class Run:
         self.cluster, self.fleet, self._first_actions = wait_for_start(
             self._terms(), platform, status=self._waits, heed=self.steering.heed_before_start
         )
+        # What Ray Data's tasks hold of the cluster looks as if others held it.
+        self._others = Others(self.cluster.held, certain=all(dataset.pooled for dataset in listed.values()))
         # These checks need the nodes of the run, and come before anything is started on them.
         self._check_prices()
         self._check_caches()
@@ -463,6 +466,7 @@ class Run:
             self._read(hub)
             if not stop_asked:
                 stopped_from_outside = self._steer(conductor, supervisor)
+                self._follow_others(conductor.fleet, supervisor)
                 # In this order: a drained node that ends in between would look like a new node.
                 draining, alive = set(self.platform.leaving()), self.cluster.left(self.platform.nodes())
                 silent = self._silent(alive)
@@ -518,6 +522,18 @@ class Run:
         conductor.handle(*events)
         return stop
 
+    def _follow_others(self, fleet: Fleet, supervisor: Supervisor) -> None:
+        """Note what other programs hold now, where what this run itself holds is certain."""
+        news = self.log.news
+        workers = news.running and isinstance(fleet.phase, Steady) and supervisor.rests is None
+        if not (workers or supervisor.rests is not None) or news.cores != (fleet.cores, 0) or not self._others.certain:
+            return
+        in_use, groups = self.platform.in_use()
+        ours = summed(groups, {node: {"CPU": cpus} for node, cpus in cores_of(fleet).items()})
+        if self._others.see(others_hold(in_use, ours, fleet, self.platform.nodes()), time.monotonic()):
+            self.cluster = dataclasses.replace(self.cluster, held=self._others.held)
+            self.log.tell(OthersHold(held=self.cluster.held_of_all()))
+
     def _nothing_to_commit(self, fleet: Fleet) -> bool:
         """Return whether nothing is trained yet, or no worker runs or is about to run that could commit it."""
         news = self.log.news
@@ -557,6 +573,8 @@ class Run:
 
     def _read(self, hub: HubClient) -> None:
         self.log.take(hub.read(self.log.news.cursor))
+        if any(isinstance(event, CoresShared) for event in self.log.news.events):
+            self._others.certain = False
 
     def _lost(self, what: str) -> NoReturn:
         """End the run: Ray has ended."""

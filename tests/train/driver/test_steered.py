@@ -64,8 +64,18 @@ class Running:
         return Counter(line for file in files for line in file.read_text().splitlines())
 
 
+class Other:
+    """Another program."""
+
+    def ready(self) -> None: ...
+
+
 def state(name: str = "vit") -> str:
     return next((run.state for run in runs.listed() if run.name == name), "")
+
+
+def reason(name: str) -> str:
+    return next((run.reason for run in runs.listed() if run.name == name), "")
 
 
 def groups() -> list[Any]:
@@ -116,3 +126,33 @@ def test_a_run_pauses_resumes_resizes_and_stops(tmp_path: Path, capfd: pytest.Ca
     finished = {line: count for line, count in counts.items() if int(line.partition(" ")[0]) < last}
     assert set(finished.values()) == {1}
     assert len(finished) == last * SAMPLES
+
+
+def test_a_run_takes_up_what_another_program_gives_back(tmp_path: Path) -> None:
+    other: Any = ray.remote(Other).options(num_cpus=2).remote()
+    ray.get(other.ready.remote())
+    run = Running(tmp_path, workers=1)
+    try:
+        eventually(lambda: [(r.state, r.cores) for r in runs.listed()] == [("training", 1)])
+        ray.kill(other)
+        eventually(lambda: [(r.state, r.workers, r.cores) for r in runs.listed()] == [("training", 1, 3)])
+    finally:
+        runs.stop("vit")
+        run.thread.join()
+
+
+def test_a_paused_run_leaves_its_room_to_the_one_that_waits(tmp_path: Path) -> None:
+    first = Running(tmp_path / "1", workers=3)
+    eventually(lambda: state() == "training")
+    second = Running(tmp_path / "2", workers=3)
+    eventually(lambda: "other programs hold" in reason("vit-2"))
+    runs.pause("vit")
+    eventually(lambda: state("vit-2") == "training")
+    runs.resume("vit")
+    eventually(lambda: state() == "waiting")
+    runs.stop("vit-2")
+    eventually(lambda: state() == "training")
+    runs.stop("vit")
+    for run in (first, second):
+        run.thread.join()
+        assert run.result["status"] == "interrupted"

@@ -19,6 +19,7 @@ from offload.model.placement import (
     bundle_of,
     on_fewest_nodes,
     place_workers,
+    placed_as,
 )
 from offload.train.driver.fleet.known_nodes import KnownNodes, Selection
 
@@ -97,6 +98,12 @@ class Room:
     def placed(self, workers: int) -> Placement | None:
         """The placement of this many workers on these nodes; None if they do not fit."""
         return placed(self.nodes.usable, self.terms.worker, workers)
+
+    def placed_as(self, held: Sequence[int]) -> Placement | None:
+        """The placement of ``held`` workers on each usable node; None if they do not fit there, or the nodes are others."""
+        if len(held) != len(self.nodes.usable):
+            return None
+        return placed_as(self.nodes.usable, self.terms.worker, held)
 
     def most(self, workers: int) -> Placement | None:
         """The placement of as many workers as fit, up to this number; None if not even the least number fits."""

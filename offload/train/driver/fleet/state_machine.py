@@ -415,7 +415,10 @@ class _Turn:
         fleet = self.fleet
         phase = fleet.phase
         going_on = fleet.room.placed(phase.next.workers) if isinstance(phase, MakingRoom | Committing) else None
-        placement = going_on or fleet.room.most(fleet.placement.workers)
+        # Where only amounts have changed, as when another program ends, the workers stay on their nodes.
+        same_nodes = not (change.left or change.leaving or change.joined) and isinstance(phase, Steady)
+        staying = fleet.room.placed_as(fleet.placement.held) if same_nodes else None
+        placement = going_on or staying or fleet.room.most(fleet.placement.workers)
         self.do(
             ClusterChanged(
                 left=change.left,

@@ -104,6 +104,9 @@ class Platform(Protocol):
     def held_by_others(self, ours: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
         """The resources that other programs hold, by node id, without ``ours``."""
 
+    def in_use(self) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
+        """The resources in use now, by node id: those of all programs, and those of this run's workers and requests."""
+
     def holders(self) -> str:
         """Who holds CPUs, in words; empty if nobody does."""
 

@@ -81,6 +81,9 @@ class RayPlatform:
     def held_by_others(self, ours: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
         return connection.held_by_others(ours)
 
+    def in_use(self) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
+        return connection.amounts_in_use(), self._holdings.held()
+
     def holders(self) -> str:
         return held().in_words
 

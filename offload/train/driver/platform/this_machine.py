@@ -118,6 +118,9 @@ class ThisMachine:
     def held_by_others(self, ours: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
         return {}
 
+    def in_use(self) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
+        return {}, {}  # nobody reserves anything
+
     def holders(self) -> str:
         return ""
 
