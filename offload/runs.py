@@ -10,7 +10,7 @@ steer its program.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from offload.errors import ConfigError, argument
@@ -62,10 +62,27 @@ def stop(name: str, address: str | None = None, *, timeout_s: float = PATIENCE_S
     return _ask(name, Command(action="stop"), address, timeout_s)
 
 
-def resize(name: str, workers: int, address: str | None = None, *, timeout_s: float = PATIENCE_S) -> str:
-    """Let a run commit and go on with this many workers, which stay until they are chosen anew. See :func:`pause`."""
+def resize(
+    name: str,
+    workers: int,
+    address: str | None = None,
+    *,
+    nodes: Mapping[str, int] | None = None,
+    timeout_s: float = PATIENCE_S,
+) -> str:
+    """Let a run commit and go on with this many workers, which stay until they are chosen anew. See :func:`pause`.
+
+    ``nodes``: the workers on each node, by the node's id or address, ``workers`` in all; None: Ray chooses. They stay there until the run
+    changes its workers, or loses one of these nodes.
+    """
     check_count("workers", workers, least=1, sane="a number of workers, such as 2")
-    return _ask(name, Command(action="resize", workers=workers), address, timeout_s)
+    for node, there in (nodes or {}).items():
+        check_count(f"nodes[{node!r}]", there, least=0, sane="a number of workers, such as 2")
+    if nodes is not None and sum(nodes.values()) != workers:
+        raise ConfigError(
+            f"nodes has places for {sum(nodes.values())} workers, and workers={workers}: make them equal."
+        )
+    return _ask(name, Command(action="resize", workers=workers, nodes=dict(nodes or {})), address, timeout_s)
 
 
 def _ask(name: str, command: Command, address: str | None, timeout_s: float) -> str:

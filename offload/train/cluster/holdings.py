@@ -60,11 +60,11 @@ class Holdings:
         strategy: str = "PACK",
         selectors: Sequence[Mapping[str, str]] = (),
     ) -> Any:
-        """A placement group of these bundles. ``selectors``: one label selector, which the node of every bundle must meet, or none."""
+        """A placement group of these bundles. ``selectors``: for each bundle the label selector that its node must meet, or none at all."""
         name = f"{self.rooms}{secrets.token_hex(4)}"
         # Noted before it exists: an interrupt may come right behind its creation.
         self._groups[name] = None
-        labels = {"bundle_label_selector": [dict(selectors[0])] * len(bundles)} if selectors else {}
+        labels = {"bundle_label_selector": [dict(selector) for selector in selectors]} if selectors else {}
         group = placement_group([dict(bundle) for bundle in bundles], strategy=strategy, name=name, **labels)
         self._groups[name] = group
         return group

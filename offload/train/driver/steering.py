@@ -5,9 +5,10 @@ Where it stops: :mod:`offload.train.driver.fleet` decides what a pause or anothe
 
 from __future__ import annotations
 
+import dataclasses
 import queue
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from offload.errors import RunError
@@ -165,11 +166,11 @@ def obey(command: Command, fleet: Fleet, split: BatchSplit, sizes: BatchSize) ->
         case "resume":
             return [ResumeAsked()] if paused else Reply(text="it is not paused", done=False)
         case "resize":
-            return _resize(command.workers, fleet, split, sizes)
+            return _resize(command, fleet, split, sizes)
 
 
-def _resize(workers: int, fleet: Fleet, split: BatchSplit, sizes: BatchSize) -> list[Event] | Reply | None:
-    least, most = fleet.bounds
+def _resize(command: Command, fleet: Fleet, split: BatchSplit, sizes: BatchSize) -> list[Event] | Reply | None:
+    workers, (least, most) = command.workers, fleet.bounds
     if not least <= workers <= most:
         allowed = f"from {least} to {most} workers" if least < most else f"{least} worker{'s' if least > 1 else ''}"
         return Reply(text=f"it may have {allowed}, and {workers} was asked for", done=False)
@@ -181,6 +182,9 @@ def _resize(workers: int, fleet: Fleet, split: BatchSplit, sizes: BatchSize) -> 
         return Reply(text="it is paused: resume it first", done=False)
     if fleet.busy or not fleet.group.running:
         return None
+    decided = ResizeDecided(split=sizes.carried_over(split, workers), pinned=True)
+    if command.nodes:
+        return _move(command.nodes, decided, fleet)
     if workers == fleet.placement.workers:
         return Reply(text=f"it already has {workers} worker{'s' if workers > 1 else ''}")
     if not fleet.fits(workers):
@@ -188,7 +192,23 @@ def _resize(workers: int, fleet: Fleet, split: BatchSplit, sizes: BatchSize) -> 
         return Reply(
             text=f"the cluster has room for at most {room} of its workers now, and {workers} were asked for", done=False
         )
-    return [ResizeDecided(split=sizes.carried_over(split, workers), pinned=True)]
+    return [decided]
+
+
+def _move(nodes: Mapping[str, int], decided: ResizeDecided, fleet: Fleet) -> list[Event] | Reply:
+    """The events by which workers move to these nodes, or a refusal."""
+    usable = fleet.nodes.usable
+    allotment: Counter[str] = Counter()
+    for name, workers in nodes.items():
+        node = next((node for node in usable if name in (node.node_id, node.name)), None)
+        if node is None:
+            known = ", ".join(sorted(node.name for node in usable))
+            return Reply(text=f"it may not use a node {name}, but {known}", done=False)
+        allotment[node.node_id] += workers
+    if fleet.room.placed_as([allotment[node.node_id] for node in usable]) is None:
+        there = ", ".join(f"{workers} on {name}" for name, workers in nodes.items())
+        return Reply(text=f"its workers do not fit as {there}", done=False)
+    return [dataclasses.replace(decided, allotment=dict(allotment))]
 
 
 def outcome(command: Command, fleet: Fleet) -> Reply | None:

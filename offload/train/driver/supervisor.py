@@ -155,7 +155,8 @@ class Supervisor:
     def _attempt(self, main: Main) -> str:
         """Start a group and follow it to its end. Return how training ended; "" if another group follows."""
         self._attempts += 1
-        plan = Plan(attempt=self._attempts, workers=self._orders.workers, avoid=self._orders.avoid)
+        orders = self._orders
+        plan = Plan(attempt=self._attempts, workers=orders.workers, avoid=orders.avoid, homes=orders.homes)
         with self._starting:
             if self._closed:
                 return "stopped"
@@ -206,7 +207,7 @@ class Supervisor:
             return True
         # Nothing is trained yet, so a group that starts with outdated orders ends without a commit.
         if not attempt.begun:
-            return orders.stop or (orders.workers, orders.avoid) != (plan.workers, plan.avoid)
+            return orders.stop or (orders.workers, orders.avoid, orders.homes) != (plan.workers, plan.avoid, plan.homes)
         return not orders.stop and orders.without_commit and orders.end_of(plan.attempt) == "resize"
 
     def _take(self, attempt: _Attempt, timeout_s: float | None) -> None:

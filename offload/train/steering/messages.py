@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 State = Literal["waiting", "starting", "training", "resizing", "pausing", "paused", "stopping"]
@@ -42,10 +43,17 @@ class RunState:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What somebody asks of a run. ``workers``: the number that a resize asks for."""
+    """What somebody asks of a run.
+
+    Args:
+        action: what it should do.
+        workers: the number that a resize asks for.
+        nodes: the workers by node, by its id or address, that a resize asks for; empty: any nodes.
+    """
 
     action: Action
     workers: int = 0
+    nodes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

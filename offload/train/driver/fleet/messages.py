@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from offload.model.batch_split import BatchSplit
@@ -59,10 +59,12 @@ class ResizeDecided:
     Args:
         split: its split of global batches.
         pinned: whether somebody outside the run has chosen it: it stays until it is chosen anew.
+        allotment: the workers by node id; empty: any nodes.
     """
 
     split: BatchSplit
     pinned: bool = False
+    allotment: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

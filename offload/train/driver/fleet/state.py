@@ -147,6 +147,7 @@ class Fleet:
         placement: the placement of the workers that train, or that start next.
         workers_goal: the number of workers for which there should be room.
         pinned: the number of workers that somebody outside the run has chosen; None: the run's own decisions choose it.
+        allotment: the workers by node id, where somebody outside the run has chosen their nodes. It holds while these nodes do.
         cores_goal: the number of cores that should preprocess; None: all cores.
         nodes: the nodes of the cluster.
         used: the number of cores that preprocess, by node id.
@@ -175,6 +176,7 @@ class Fleet:
     start: Start
     phase: Phase = field(default_factory=Steady)
     pinned: int | None = None
+    allotment: Mapping[str, int] = field(default_factory=dict)
     cores_goal: int | None = None
     reshapes: int = 0
     speeds: Mapping[str, float] = field(default_factory=dict)
@@ -205,6 +207,13 @@ class Fleet:
         if isinstance(self.phase, Stranded | Paused) or (isinstance(self.phase, MakingRoom) and self.phase.at_once):
             return 0
         return self.phase.next.workers if isinstance(self.phase, Committing) else self.placement.workers
+
+    @property
+    def homes(self) -> tuple[str, ...]:
+        """The id of each worker's node, as far as these workers are those of the allotment; otherwise empty."""
+        placement = self.phase.next if isinstance(self.phase, Committing) else self.placement
+        homes = self.room.node_ids(placement.held) if self.allotment and self.workers else ()
+        return homes if Counter(homes) == Counter(self.allotment) else ()
 
     @property
     def cores(self) -> int:
@@ -265,6 +274,7 @@ def orders_of(fleet: Fleet) -> Orders:
         workers=fleet.workers,
         # Ray still offers silent nodes for placement: it takes longer than the run to count them as dead.
         avoid=(*fleet.nodes.without_workers, *fleet.silent),
+        homes=fleet.homes,
         ends_group=fleet.ends_group,
         without_commit=fleet.without_commit,
         stop=fleet.stop,

@@ -223,12 +223,22 @@ class _Turn:
             self.do(Ignored(event=event, reason="the run is ending"))
         elif not self.fleet.room.may_be(event.split.workers):
             self.do(Ignored(event=event, reason=f"{event.split.workers} workers are outside the user's limits"))
-        elif (placement := self.fleet.room.placed(event.split.workers)) is None:
+        elif (placement := self._place(event)) is None:
             self.do(Ignored(event=event, reason=f"there is no room for {event.split.workers} workers now"))
         else:
             if event.pinned:
                 self._set(pinned=event.split.workers)
+            self._set(allotment=event.allotment)
             self._make_room(placement, split=event.split, decided=True)
+
+    def _place(self, event: ResizeDecided) -> Placement | None:
+        """The placement of the workers of a decision, on the nodes that it names, if any; None if they do not fit."""
+        room = self.fleet.room
+        if not event.allotment:
+            return room.placed(event.split.workers)
+        held = [event.allotment.get(node.node_id, 0) for node in room.nodes.usable]
+        placement = room.placed_as(held)
+        return placement if placement is not None and placement.workers == event.split.workers else None
 
     def _want_workers(self, event: WorkersWanted) -> None:
         fleet = self.fleet
@@ -264,6 +274,7 @@ class _Turn:
             return
         # A change that is under way ends with this group, too: what follows it is decided anew after the pause.
         self._set(phase=Paused(), ends_group=fleet.group.attempt)
+        self.do(Ask(missing={}))
 
     def _workers_ended(self, event: WorkersEnded) -> None:
         """End preprocessing: the workers have committed, and need no more data."""
