@@ -53,12 +53,13 @@ def pause(name: str, address: str | None = None, *, timeout_s: float = PATIENCE_
 
 
 def resume(name: str, address: str | None = None, *, timeout_s: float = PATIENCE_S) -> str:
-    """Let a paused run go on where it has committed. See :func:`pause`."""
+    """Let a paused run go on where it has committed. ``name``, ``address``, ``timeout_s`` and errors: see :func:`pause`."""
     return _ask(name, Command(action="resume"), address, timeout_s)
 
 
 def stop(name: str, address: str | None = None, *, timeout_s: float = PATIENCE_S) -> str:
-    """Let a run commit and end: its ``fit()`` returns a result whose status is ``"interrupted"``. See :func:`pause`."""
+    """Let a run commit and end: its ``fit()`` returns a result whose status is ``"interrupted"``. ``name``, ``address``,
+    ``timeout_s`` and errors: see :func:`pause`."""
     return _ask(name, Command(action="stop"), address, timeout_s)
 
 
@@ -70,7 +71,8 @@ def resize(
     nodes: Mapping[str, int] | None = None,
     timeout_s: float = PATIENCE_S,
 ) -> str:
-    """Let a run commit and go on with this many workers, which stay until they are chosen anew. See :func:`pause`.
+    """Let a run commit and go on with this many workers, which stay until they are chosen anew. ``name``, ``address``,
+    ``timeout_s`` and errors: see :func:`pause`.
 
     ``nodes``: the workers on each node, by the node's id or address, ``workers`` in all; None: Ray chooses. They stay there until the run
     changes its workers, or loses one of these nodes.
