@@ -34,6 +34,9 @@ class RayDesk(Desk):
         self._over, self._watched = threading.Event(), threading.Event()
         threading.Thread(target=self._until_watched, daemon=True, name="unwatched").start()
 
+    def __repr__(self) -> str:
+        return f"{self.state().name} desk"
+
     def stay(self) -> None:
         """Answer once the run is over. Whoever called this owns the answer, and :meth:`watch` learns of its end."""
         self._over.wait()
