@@ -13,7 +13,7 @@ from offload.process.program_state import restored
 from offload.versions import check_versions, checks_by_itself
 
 if TYPE_CHECKING:
-    from offload import collate, notebook, transforms
+    from offload import collate, notebook, runs, transforms
     from offload.errors import ConfigError, OffloadError, RunError
     from offload.loader.loader import DataLoader
     from offload.loader.stats import LoaderStats
@@ -83,6 +83,7 @@ __all__ = [
     "mix",
     "notebook",
     "parquet",
+    "runs",
     "transforms",
     "webdataset",
     "weighted",
@@ -93,7 +94,7 @@ def __getattr__(name: str) -> object:
     with restored():
         if name in _HOMES:
             return getattr(importlib.import_module(_HOMES[name]), name)
-        if name in ("collate", "notebook", "transforms"):
+        if name in ("collate", "notebook", "runs", "transforms"):
             return importlib.import_module(f"offload.{name}")
     raise AttributeError(f"module 'offload' has no attribute {name!r}")
 

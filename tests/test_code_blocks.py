@@ -214,6 +214,8 @@ def parse_options(words: list[str]) -> None:
     command: click.Command = main
     context: click.Context | None = None
     while isinstance(command, click.Group):
+        if command.invoke_without_command and (not words or words[0].startswith("-")):
+            break
         context = click.Context(command, parent=context, info_name=command.name)
         _, found, words = command.resolve_command(context, words)
         assert found is not None

@@ -37,6 +37,7 @@ PUBLIC = [
     "mix",
     "notebook",
     "parquet",
+    "runs",
     "transforms",
     "webdataset",
     "weighted",

@@ -36,6 +36,7 @@ COMMANDS = (
     "plan",
     "probe",
     "report",
+    "runs",
     "watch",
 )  # imported at first use: the handlers of signals come first
 _RESUMED = ("run", "demo")
@@ -122,7 +123,8 @@ def main() -> None:
     A first look: `offload doctor` checks this machine, `offload demo` shows in a minute what offloading brings here,
     `offload run SCRIPT` runs your own script (a file that defines build() -> offload.Trainer). Before you rent machines,
     `offload probe SCRIPT` measures it, and `offload plan` recommends machines. `offload watch RUN_DIR` follows a run,
-    `offload report RUN_DIR` shows what it did.
+    `offload report RUN_DIR` shows what it did. `offload runs` lists the runs of a Ray cluster, and pauses, resumes, stops or resizes
+    one.
     """
 
 

@@ -222,6 +222,22 @@ def place_workers(
     )
 
 
+def placed_as(nodes: Sequence[NodeResources], worker: WorkerResources, held: Sequence[int]) -> Placement | None:
+    """The placement of ``held`` workers on each of these nodes; None if they do not fit there."""
+    left = [
+        beside(node, {"CPU": count * worker.cpus, "GPU": count * worker.gpus})
+        for node, count in zip(nodes, held, strict=True)
+    ]
+    for node, count in zip(nodes, held, strict=True):
+        amounts = {"CPU": (node.cpus, worker.cpus), "GPU": (node.gpus, worker.gpus)}
+        amounts |= {name: (node.others.get(name, 0.0), amount) for name, amount in worker.others.items()}
+        if any(count * amount > have + 1e-9 for have, amount in amounts.values()):
+            return None
+    free = tuple(min(node.cpus, node.process_room) for node in left)
+    placement = Placement(workers=sum(held), held=tuple(held), free_cpus=free)
+    return placement if placement.cores else None
+
+
 def _fill(nodes: Sequence[NodeResources], worker: WorkerResources, count: int) -> tuple[list[int], list[float]] | None:
     """Workers and CPUs left for preprocessing on each node with ``count`` workers; None if they do not fit.
 

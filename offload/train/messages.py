@@ -30,6 +30,7 @@ class Orders:
         serial: a number that rises with every change. The hub ignores orders that arrive after newer ones.
         workers: the size of the next worker group; 0: no group may start at present.
         avoid: ids of nodes on which no worker may start.
+        homes: the id of each worker's node, where somebody outside the run has chosen them; empty: Ray chooses.
         ends_group: the last worker group (its attempt) that must make way for another.
         without_commit: whether that group ends without a commit, since it can no longer commit.
         stop: whether training ends for good.
@@ -42,6 +43,7 @@ class Orders:
     serial: int = 0
     workers: int = 0
     avoid: tuple[str, ...] = ()
+    homes: tuple[str, ...] = ()
     ends_group: int = 0
     without_commit: bool = False
     stop: bool = False

@@ -542,6 +542,11 @@ OPTIONS: dict[str, list[str]] = {
     ],
     "probe": ["--address", "--apply", "--core-speed", "--json", "--loader", "--output", "--quiet", "--yes", "args", "script"],
     "report": ["--catalog", "--json", "--output", "--png", "--usd-per-hour", "run_dirs"],
+    "runs": ["--address", "--json"],
+    "runs pause": ["--address", "--json", "--timeout-s", "name"],
+    "runs resize": ["--address", "--json", "--timeout-s", "name", "workers"],
+    "runs resume": ["--address", "--json", "--timeout-s", "name"],
+    "runs stop": ["--address", "--json", "--timeout-s", "name"],
     "watch": ["--address", "--json", "--run", "run_dir"],
     "run": [*RUN_OPTIONS, "--cpus-per-worker", "--gpus-per-worker", "--max-workers", "--watch", "args", "script"],
     "launch ray": [
@@ -567,6 +572,7 @@ def test_names_of_commands_and_options_are_frozen() -> None:
     commands: dict[str, Any] = {name: main.get_command(context, name) for name in main.list_commands(context)}
     launch = commands.pop("launch")
     commands |= {f"launch {name}": command for name, command in launch.commands.items()}
+    commands |= {f"runs {name}": command for name, command in commands["runs"].commands.items()}
     assert {name: names(command) for name, command in commands.items()} == {
         name: sorted(options) for name, options in OPTIONS.items()
     }

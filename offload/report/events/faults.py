@@ -165,12 +165,15 @@ class NotStarted(RunEvent, kind="not_started", group="fault", live=True):
 
 @dataclass(frozen=True, kw_only=True)
 class OthersHold(RunEvent, kind="others_hold", group="fault", live=True, changes=False):
-    """Other programs hold resources at the start. ``held``: by resource, the held amount and the cluster's."""
+    """Other programs hold resources, at the start or from now on. ``held``: by resource, the held amount and the cluster's; empty if they
+    hold none any more."""
 
     held: Mapping[str, Sequence[float]]
 
     def sentence(self, nodes: NodeNames) -> str:
-        return f"other programs hold {parts_held(self.held)}: this run uses the rest, and will not use resources that they release later"
+        if not self.held:
+            return "other programs hold nothing any more: this run may use the whole cluster"
+        return f"other programs hold {parts_held(self.held)}: this run uses the rest, and what they release later"
 
 
 @dataclass(frozen=True, kw_only=True)

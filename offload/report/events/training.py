@@ -67,6 +67,22 @@ class RunFinished(RunEvent, kind="run_finished", group="run"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RunPaused(RunEvent, kind="run_paused", group="run", changes=True):
+    """Somebody has paused the run: its workers and preprocessing have ended."""
+
+    def sentence(self, nodes: NodeNames) -> str:
+        return "the run is paused, and holds nothing on the cluster"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PauseEnded(RunEvent, kind="pause_ended", group="run", live=True, changes=True):
+    """Somebody has resumed the paused run."""
+
+    def sentence(self, nodes: NodeNames) -> str:
+        return "the run goes on after a pause"
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkersResumed(RunEvent, kind="resumed", group="run"):
     """Workers begin with a checkpoint.
 

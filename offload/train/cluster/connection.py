@@ -466,11 +466,11 @@ def held_by_others(ours: Mapping[str, Mapping[str, float]]) -> dict[str, dict[st
     count. Takes a second or two if others hold any, and longer while Ray frees what this process has just left."""
     while not are_free(lambda: _free_cpus(ours)):
         time.sleep(LOOK_S)
-    in_use = _in_use()
+    in_use = amounts_in_use()
     until = time.monotonic() + HELD_S
     while in_use and time.monotonic() < until:
         time.sleep(LOOK_S)
-        now = _in_use()
+        now = amounts_in_use()
         in_use = {
             node: {name: min(amount, now[node][name]) for name, amount in amounts.items() if name in now[node]}
             for node, amounts in in_use.items()
@@ -494,7 +494,8 @@ def _free_cpus(ours: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     }
 
 
-def _in_use() -> dict[str, dict[str, float]]:
+def amounts_in_use() -> dict[str, dict[str, float]]:
+    """The resources in use now, whoever holds them, by node id."""
     free = free_resources()
     in_use = {}
     for node in alive_nodes():

@@ -10,17 +10,24 @@ import contextlib
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
-from ray.util.placement_group import get_placement_group, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 
 from offload.pipeline.pool.ray_state import remove_groups_of
 from offload.ray_private.cluster_tables import id_of
 
 NAMESPACE = "offload"
 HUB = " hub"  # the end of a hub's name
+DESK = " desk"  # the end of a desk's name
 END_S = 3.0  # time for the processes of killed actors to end
 LOOK_S = 0.05
 
@@ -28,10 +35,11 @@ _GONE = (ValueError, RuntimeError, ray.exceptions.RayError)  # no such name; no 
 
 
 class Holdings:
-    """What one run holds. It belongs to the thread that makes it."""
+    """What one run holds. It belongs to the thread that makes it. ``rooms``: how the names of its placement groups begin."""
 
     def __init__(self) -> None:
         self.thread = threading.current_thread()
+        self.rooms = f"offload-room-{secrets.token_hex(8)}-"
         self._actors: dict[str, None] = {}  # names
         self._groups: dict[str, Any] = {}  # by name; None until the handle is here
         self._makers: set[str] = set()  # ids of ended actors
@@ -52,14 +60,23 @@ class Holdings:
         strategy: str = "PACK",
         selectors: Sequence[Mapping[str, str]] = (),
     ) -> Any:
-        """A placement group of these bundles. ``selectors``: one label selector, which the node of every bundle must meet, or none."""
-        name = f"offload-room-{secrets.token_hex(8)}"
+        """A placement group of these bundles. ``selectors``: for each bundle the label selector that its node must meet, or none at all."""
+        name = f"{self.rooms}{secrets.token_hex(4)}"
         # Noted before it exists: an interrupt may come right behind its creation.
         self._groups[name] = None
-        labels = {"bundle_label_selector": [dict(selectors[0])] * len(bundles)} if selectors else {}
+        labels = {"bundle_label_selector": [dict(selector) for selector in selectors]} if selectors else {}
         group = placement_group([dict(bundle) for bundle in bundles], strategy=strategy, name=name, **labels)
         self._groups[name] = group
         return group
+
+    def held(self) -> dict[str, dict[str, float]]:
+        """The resources that this run's placement groups hold, by node id."""
+        held: dict[str, Counter[str]] = {}
+        for entry in placement_group_table().values():
+            if entry["state"] == "CREATED" and entry["name"].startswith(self.rooms):
+                for bundle, node in entry["bundles_to_node_id"].items():
+                    held.setdefault(node, Counter()).update(entry["bundles"][bundle])
+        return {node: dict(amounts) for node, amounts in held.items()}
 
     def remove_group(self, group: Any) -> None:
         """Remove a placement group."""

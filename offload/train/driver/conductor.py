@@ -36,11 +36,12 @@ LOOK_S = 1.0
 
 
 def wait_for_start(
-    terms: Terms, platform: Platform, *, status: Callable[[str], None]
+    terms: Terms, platform: Platform, *, status: Callable[[str], None], heed: Callable[[], bool] = lambda: False
 ) -> tuple[ConnectedCluster, Fleet, tuple[Action, ...]]:
     """Wait until the run can start: for nodes that the autoscaler adds, or for room that other programs hold.
 
-    Returns the cluster at that time, the run's first state, and its first actions. ``status`` shows what the run waits for.
+    Returns the cluster at that time, the run's first state, and its first actions. ``status`` shows what the run waits for. ``heed`` obeys
+    what others have asked of the run, and returns whether it must not start yet.
 
     Raises ConfigError if the cluster does not suffice in time, or never can.
     """
@@ -48,6 +49,10 @@ def wait_for_start(
     state: Starting | Fleet = Starting(terms=terms)
     try:
         while True:
+            if heed():
+                requests.ask({})
+                cluster = _beside(platform, requests, cluster)
+                continue
             state, actions = step(state, _cluster_seen(platform, cluster))
             if isinstance(state, Fleet):
                 return cluster, state, actions

@@ -38,7 +38,7 @@ _INPUT = ("core_seconds_per_sample", "variation", "wire_bytes_per_sample", "inpu
 
 
 class EventLog:
-    """The event log of one run. ``on_gpus``: whether its workers have GPUs."""
+    """The event log of one run. ``on_gpus``: whether its workers have GPUs; ``goodput``: that of the newest interval."""
 
     def __init__(
         self,
@@ -52,6 +52,7 @@ class EventLog:
     ) -> None:
         self.directory, self.live, self.placement, self.split = directory, live, placement, split
         self.news = News(cursor=0, totals={}, epoch=0, step=0, samples=0, metrics={}, events=())
+        self.goodput: float | None = None
         self._listeners = Listeners(callbacks)
         self._on_gpus = on_gpus
         self._began = time.monotonic()
@@ -92,6 +93,7 @@ class EventLog:
         then = sum_of(before.totals) if before.attempts == news.attempts else Totals()
         if sum_of(news.totals).steps > then.steps:
             values = self._interval(sum_of(news.totals).minus(then))
+            self.goodput = values["goodput"]
             values["seconds"] = self._read_at - read_at
             values["preprocessing"] = self._preprocessing(before.spent)
             self.directory.metrics(values)

@@ -10,7 +10,6 @@ import dataclasses
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 from functools import partial
 from typing import Any, NoReturn
 
@@ -27,7 +26,7 @@ from offload.pipeline.program.pickling import Carried
 from offload.pipeline.program.surroundings import Program
 from offload.prices import built_in
 from offload.process.interrupts import COMMITTED_END_S, Interrupts, handled
-from offload.report.events.faults import OthersHold
+from offload.report.events.faults import CoresShared, OthersHold
 from offload.report.events.membership import RunLeaving
 from offload.report.events.training import RunStarted
 from offload.report.run_dir import RunDirectory
@@ -38,12 +37,14 @@ from offload.train.cluster.connected import INSTANCE_TYPE, ControlLostError
 from offload.train.driver.conductor import Conductor, wait_for_start
 from offload.train.driver.event_log import EventLog
 from offload.train.driver.failure_texts import describe_failure, whole_story
-from offload.train.driver.fleet.messages import StopAsked
+from offload.train.driver.fleet.messages import StopAsked, WorkersEnded
 from offload.train.driver.fleet.room import Terms
-from offload.train.driver.fleet.state import Fleet
+from offload.train.driver.fleet.state import Fleet, Paused, Steady
 from offload.train.driver.listed import Listed, classes_that_differ
+from offload.train.driver.others import Others, cores_of, others_hold, summed
 from offload.train.driver.platform.platform import Platform, Watch
 from offload.train.driver.run_arguments import Arguments
+from offload.train.driver.steering import Steering
 from offload.train.driver.supervisor import Supervisor
 from offload.train.driver.torchrun import worker_variables
 from offload.train.driver.tuner import Tuner
@@ -94,7 +95,13 @@ class Run:
                 f"the schedule uses shares of the training, and the number of samples of {TRAIN!r} is unknown: pass epochs, "
                 "such as schedule={0: 2, 30: 4}."
             )
-        self.cluster, self.fleet, self._first_actions = wait_for_start(self._terms(), platform, status=live.status)
+        self._changed = threading.Event()  # the workers have, or somebody steers the run: look at the news now
+        self.steering = Steering(platform.open_desk(directory), self._changed.set, live.note)
+        self.cluster, self.fleet, self._first_actions = wait_for_start(
+            self._terms(), platform, status=self._waits, heed=self.steering.heed_before_start
+        )
+        # What Ray Data's tasks hold of the cluster looks as if others held it.
+        self._others = Others(self.cluster.held, certain=all(dataset.pooled for dataset in listed.values()))
         # These checks need the nodes of the run, and come before anything is started on them.
         self._check_prices()
         self._check_caches()
@@ -110,7 +117,6 @@ class Run:
         )
         self._failures, self._silent_nodes = 0, frozenset[str]()
         self._with_imports: set[str] = set()  # ids of nodes on which the workers' imports have begun
-        self._changed = threading.Event()  # the workers have: look at the news now
         self.streams = self._packed()
         self._carried = self._functions()
 
@@ -147,6 +153,7 @@ class Run:
             with handled() as interrupts, interrupts.shielded(patient=True):
                 stopped, answered = self._train(cores, name, storage, marker, interrupts)
         finally:
+            self.steering.end()
             if marker is not None:
                 marker.remove()
         summary = self.log.finish("interrupted" if stopped else "finished", self._newest(RunFolder(storage, name)))
@@ -184,7 +191,7 @@ class Run:
                 hub.start_ahead(request, TRAIN, self.fleet.next_nodes())
             threading.Thread(target=self._hear_calls, args=(hub,), daemon=True, name="calls of workers").start()
             supervisor.start(self.worker_main(self._carried, self._setup(hub, name, storage, marker)))
-            stopped = self._watch(training, hub, interrupts, conductor, watchers)
+            stopped = self._watch(supervisor, hub, interrupts, conductor, watchers)
             answered = interrupts.presses if stopped else 0
             if answered and training.done():
                 interrupts.end_within(COMMITTED_END_S)
@@ -224,6 +231,11 @@ class Run:
     def worker_main(self, functions: Carried, setup: WorkerSetup) -> Main:
         """The function that each worker runs. ``functions``: a :class:`UserFunctions`."""
         return partial(run_worker, functions, setup)
+
+    def _waits(self, reason: str) -> None:
+        """Show what the run waits for before it starts."""
+        self.live.status(reason)
+        self.steering.waits(reason)
 
     @property
     def _requested_gpu_type(self) -> str | None:
@@ -433,7 +445,7 @@ class Run:
 
     def _watch(
         self,
-        training: Future[str],
+        supervisor: Supervisor,
         hub: HubClient,
         interrupts: Interrupts,
         conductor: Conductor,
@@ -443,16 +455,18 @@ class Run:
 
         Raises KeyboardInterrupt if it must end at once, and ControlLostError if Ray has ended.
         """
-        tuner = self._tuner()
+        tuner, training = self._tuner(), supervisor.training
         ends_with = self.platform.ends_with()
-        stop_asked = leaving = soon = False
+        stop_asked = leaving = stopped_from_outside = soon = False
         read_at = time.monotonic()
 
         def look() -> None:
             """Read the news and follow the cluster. Only this thread waits for Ray's answers."""
-            nonlocal leaving
+            nonlocal leaving, stopped_from_outside
             self._read(hub)
             if not stop_asked:
+                stopped_from_outside = self._steer(conductor, supervisor)
+                self._follow_others(conductor.fleet, supervisor)
                 # In this order: a drained node that ends in between would look like a new node.
                 draining, alive = set(self.platform.leaving()), self.cluster.left(self.platform.nodes())
                 silent = self._silent(alive)
@@ -466,6 +480,7 @@ class Run:
                 if tuner is not None:
                     conductor.handle(*tuner.look(self.log.news, conductor.fleet, read_at))
                 self._import_for_workers(conductor.fleet)
+            self.steering.show(conductor.fleet, self.log.news, self.log.goodput)
 
         with SideThread() as aside:
             while not training.done():
@@ -477,9 +492,9 @@ class Run:
                     aside.wait(INTERRUPT_S)
                     self.log.finish("interrupted", None)
                     raise KeyboardInterrupt
-                if (interrupts.presses or leaving) and not stop_asked:
+                if (interrupts.presses or leaving or stopped_from_outside) and not stop_asked:
                     stop_asked = True
-                    if interrupts.presses:
+                    if not leaving:
                         self.live.note("stopping: committing a checkpoint first (Ctrl-C again ends at once)")
                     conductor.handle(StopAsked())
                 soon = soon or changed
@@ -496,6 +511,28 @@ class Run:
                 aside.wait(INTERRUPT_S)
             aside.result()
         return stop_asked
+
+    def _steer(self, conductor: Conductor, supervisor: Supervisor) -> bool:
+        """Obey what others ask of the run. Return whether it must stop."""
+        if isinstance(conductor.fleet.phase, Paused) and supervisor.rests is not None:
+            conductor.handle(WorkersEnded(serial=supervisor.rests))
+        events, stop = self.steering.heed(
+            conductor.fleet, self.log.news.group.split or self.split, self.trainer.batch_size
+        )
+        conductor.handle(*events)
+        return stop
+
+    def _follow_others(self, fleet: Fleet, supervisor: Supervisor) -> None:
+        """Note what other programs hold now, where what this run itself holds is certain."""
+        news = self.log.news
+        workers = news.running and isinstance(fleet.phase, Steady) and supervisor.rests is None
+        if not (workers or supervisor.rests is not None) or news.cores != (fleet.cores, 0) or not self._others.certain:
+            return
+        in_use, groups = self.platform.in_use()
+        ours = summed(groups, {node: {"CPU": cpus} for node, cpus in cores_of(fleet).items()})
+        if self._others.see(others_hold(in_use, ours, fleet, self.platform.nodes()), time.monotonic()):
+            self.cluster = dataclasses.replace(self.cluster, held=self._others.held)
+            self.log.tell(OthersHold(held=self.cluster.held_of_all()))
 
     def _nothing_to_commit(self, fleet: Fleet) -> bool:
         """Return whether nothing is trained yet, or no worker runs or is about to run that could commit it."""
@@ -536,6 +573,8 @@ class Run:
 
     def _read(self, hub: HubClient) -> None:
         self.log.take(hub.read(self.log.news.cursor))
+        if any(isinstance(event, CoresShared) for event in self.log.news.events):
+            self._others.certain = False
 
     def _lost(self, what: str) -> NoReturn:
         """End the run: Ray has ended."""

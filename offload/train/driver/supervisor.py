@@ -79,6 +79,7 @@ class Supervisor:
 
     Attributes:
         training: how the training ended, ``"finished"`` or ``"stopped"``, or the error that ended it.
+        rests: the serial of the orders by which no worker runs now, and none may start; None while some run.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Supervisor:
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.training: Future[str] = Future()
+        self.rests: int | None = None
         self._changed = changed
         self._groups, self._hub, self._max_failures = groups, hub, max_failures
         # The only way in: all other state belongs to the supervisor's thread, and needs no lock.
@@ -153,7 +155,8 @@ class Supervisor:
     def _attempt(self, main: Main) -> str:
         """Start a group and follow it to its end. Return how training ended; "" if another group follows."""
         self._attempts += 1
-        plan = Plan(attempt=self._attempts, workers=self._orders.workers, avoid=self._orders.avoid)
+        orders = self._orders
+        plan = Plan(attempt=self._attempts, workers=orders.workers, avoid=orders.avoid, homes=orders.homes)
         with self._starting:
             if self._closed:
                 return "stopped"
@@ -204,7 +207,7 @@ class Supervisor:
             return True
         # Nothing is trained yet, so a group that starts with outdated orders ends without a commit.
         if not attempt.begun:
-            return orders.stop or (orders.workers, orders.avoid) != (plan.workers, plan.avoid)
+            return orders.stop or (orders.workers, orders.avoid, orders.homes) != (plan.workers, plan.avoid, plan.homes)
         return not orders.stop and orders.without_commit and orders.end_of(plan.attempt) == "resize"
 
     def _take(self, attempt: _Attempt, timeout_s: float | None) -> None:
@@ -228,9 +231,12 @@ class Supervisor:
 
     def _await(self, ready: Callable[[], bool]) -> None:
         while not ready():
+            self.rests = self._orders.serial
+            self._changed()
             message = self._inbox.get()
             if isinstance(message, Orders | _Closed):
                 self._hear(message)
+        self.rests = None
 
     def _hear(self, message: Orders | _Closed) -> None:
         if isinstance(message, _Closed):

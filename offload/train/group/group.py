@@ -9,7 +9,7 @@ Where it stops: a group decides nothing. :mod:`offload.train.driver.supervisor` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -38,9 +38,12 @@ class Reservation:
     labels: Mapping[str, str] = field(default_factory=dict)
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
 
-    def selector(self, avoid: Sequence[str]) -> dict[str, str]:
-        """The label selector without these nodes."""
-        return {**self.labels, **({NODE_ID: f"!in({','.join(avoid)})"} if avoid else {})}
+    def selectors(self, plan: Plan) -> list[dict[str, str]]:
+        """The label selector of each worker's node: its home, or any node but those to avoid. Empty if any node will do."""
+        if plan.homes:
+            return [{**self.labels, NODE_ID: home} for home in plan.homes]
+        selector = {**self.labels, **({NODE_ID: f"!in({','.join(plan.avoid)})"} if plan.avoid else {})}
+        return [selector] * plan.workers if selector else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +54,13 @@ class Plan:
         attempt: the number of the group within the run, from 1.
         workers: the number of processes.
         avoid: the ids of nodes on which none may run.
+        homes: the id of each process's node; empty: any node but those to avoid.
     """
 
     attempt: int
     workers: int
     avoid: tuple[str, ...] = ()
+    homes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

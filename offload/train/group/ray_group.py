@@ -123,9 +123,8 @@ class RayGroup:
         self._by_rank: list[Whereabouts] = []
         self._members: list[Member] = []
         self._died_of: dict[int, BaseException] = {}
-        selector = reservation.selector(plan.avoid)
         self._room = holdings.new_group(
-            [reservation.bundle] * plan.workers, strategy=reservation.strategy, selectors=[selector] if selector else ()
+            [reservation.bundle] * plan.workers, strategy=reservation.strategy, selectors=reservation.selectors(plan)
         )
         amounts = dict(reservation.bundle)
         options: dict[str, Any] = {

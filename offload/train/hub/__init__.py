@@ -1,1 +1,1 @@
-"""The run's only actor, which feeds the workers, receives their reports, and passes on the driver's orders. Imports no torch."""
+"""The actor that feeds the workers, receives their reports, and passes on the driver's orders. Imports no torch."""

@@ -1,4 +1,4 @@
-"""The hub as an actor of Ray, the run's only actor beside the driver: each further process would take some seconds to start.
+"""The hub as an actor of Ray, which does all at once: each further process that workers wait for would take seconds to start.
 
 This module does not import torch: on a host with few cores, the hub starts beside the workers, which do.
 """

@@ -134,6 +134,6 @@ def test_a_ray_user_finds_the_run_where_others_are(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout.splitlines()[-1])
     rays_own = {"SynchronizationActor"}
-    assert set(seen["actors"]) - rays_own == {"vit hub", "vit worker", "vit preprocessing"}
+    assert set(seen["actors"]) - rays_own == {"vit desk", "vit hub", "vit worker", "vit preprocessing"}
     assert (seen["watched"]["name"], seen["watched"]["status"]) == ("vit", "unfinished")
     assert dict(seen["watched"]["facts"])["trained"].startswith("step 2,")

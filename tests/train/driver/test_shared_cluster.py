@@ -85,7 +85,7 @@ def test_a_run_takes_the_cores_that_others_leave(ray_cluster: None, tmp_path: Pa
     assert summary["preprocessing_cores"] == LOGICAL_CPUS - 2 - 1  # one is the worker's
     (told,) = [event for event in read_lines(tmp_path / "run" / "events.jsonl") if event["event"] == "others_hold"]
     assert read_event(told).sentence({}) == (
-        "other programs hold 2 of 4 CPU: this run uses the rest, and will not use resources that they release later"
+        "other programs hold 2 of 4 CPU: this run uses the rest, and what they release later"
     )
 
 

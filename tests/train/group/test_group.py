@@ -6,7 +6,7 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -215,13 +215,18 @@ def test_ranks_are_contiguous_within_a_node_and_see_all_its_gpus() -> None:
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_workers_avoid_nodes() -> None:
-    here: Callable[[], str] = ray.get_runtime_context().get_node_id
+@pytest.mark.parametrize("elsewhere", ["avoided", "another home"])
+def test_workers_run_on_no_other_nodes_than_the_plan_says(elsewhere: str) -> None:
+    here = ray.get_runtime_context().get_node_id()
+    wherever = {"avoid": (here,)} if elsewhere == "avoided" else {"homes": ("f" * len(here),)}
     holdings = Holdings()
     groups = RayGroups(Reservation(bundle={"CPU": 1.0}), title="w", holdings=holdings)
     heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    group = groups.start(raising, Plan(attempt=1, workers=1, avoid=(here(),)), heard.put)
+    group = groups.start(raising, Plan(attempt=1, workers=1, **wherever), heard.put)
     eventually(lambda: any(each["state"] == "PENDING" for each in placement_group_table().values()))
     assert heard.empty()
+    group.end()
+    group = groups.start(raising, Plan(attempt=2, workers=2, homes=(here, here)), heard.put)
+    assert heard.get() == Joining(attempt=2, nodes=(here, here))
     group.end()
     holdings.drop()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from offload.model.batch_split import BatchSplit
@@ -54,9 +54,17 @@ class RoomMade:
 
 @dataclass(frozen=True, kw_only=True)
 class ResizeDecided:
-    """Another number of workers is worth a restart. ``split``: its split of global batches."""
+    """Another number of workers is worth a restart.
+
+    Args:
+        split: its split of global batches.
+        pinned: whether somebody outside the run has chosen it: it stays until it is chosen anew.
+        allotment: the workers by node id; empty: any nodes.
+    """
 
     split: BatchSplit
+    pinned: bool = False
+    allotment: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +116,23 @@ class StopAsked:
     """The run ends: workers commit and stop."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PauseAsked:
+    """The run pauses: workers commit and end, and then preprocessing ends, too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkersEnded:
+    """No worker runs, and none starts on the orders with this serial."""
+
+    serial: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeAsked:
+    """A paused run goes on where it has committed."""
+
+
 Event = (
     ClusterSeen
     | NewsRead
@@ -119,6 +144,9 @@ Event = (
     | Learned
     | EntriesFollowed
     | StopAsked
+    | PauseAsked
+    | WorkersEnded
+    | ResumeAsked
 )
 
 # -- actions -----------------------------------------------------------------------------------------------------------

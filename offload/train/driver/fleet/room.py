@@ -19,6 +19,7 @@ from offload.model.placement import (
     bundle_of,
     on_fewest_nodes,
     place_workers,
+    placed_as,
 )
 from offload.train.driver.fleet.known_nodes import KnownNodes, Selection
 
@@ -98,6 +99,12 @@ class Room:
         """The placement of this many workers on these nodes; None if they do not fit."""
         return placed(self.nodes.usable, self.terms.worker, workers)
 
+    def placed_as(self, held: Sequence[int]) -> Placement | None:
+        """The placement of ``held`` workers on each usable node; None if they do not fit there, or the nodes are others."""
+        if len(held) != len(self.nodes.usable):
+            return None
+        return placed_as(self.nodes.usable, self.terms.worker, held)
+
     def most(self, workers: int) -> Placement | None:
         """The placement of as many workers as fit, up to this number; None if not even the least number fits."""
         try:
@@ -140,10 +147,12 @@ class Room:
 
     # -- options ---------------------------------------------------------------------------------------------------
 
-    def options(self, placement: Placement, *, stranded: bool) -> list[Option]:
-        """The worker counts that fit, and those that would fit on requested nodes. If decisions do not choose the count, only the
-        present one."""
+    def options(self, placement: Placement, *, stranded: bool, pinned: int | None = None) -> list[Option]:
+        """The worker counts that fit, and those that would fit on requested nodes. If decisions do not choose the count, or somebody has
+        ``pinned`` it, only the present one. A pinned count that is lost is an option, too."""
         least, most = self.bounds if self.terms.chosen else (placement.workers, placement.workers)
+        if pinned is not None:
+            least, most = min(placement.workers, pinned), max(placement.workers, pinned)
         options: list[Option] = []
         new = 0
         for count in filter(self.terms.allowed, range(least, most + 1)):

@@ -77,7 +77,20 @@ class Stranded:
     """No number of workers fits: the run waits for nodes."""
 
 
-Phase = Steady | MakingRoom | Committing | Stranded
+@dataclass(frozen=True, kw_only=True)
+class Paused:
+    """The run holds nothing, and waits until somebody resumes it.
+
+    Args:
+        reshape: the number of the :class:`Reshape` that ends preprocessing; None while workers commit and end.
+        released: whether all has ended.
+    """
+
+    reshape: int | None = None
+    released: bool = False
+
+
+Phase = Steady | MakingRoom | Committing | Stranded | Paused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +146,8 @@ class Fleet:
         phase: the phase of a change.
         placement: the placement of the workers that train, or that start next.
         workers_goal: the number of workers for which there should be room.
+        pinned: the number of workers that somebody outside the run has chosen; None: the run's own decisions choose it.
+        allotment: the workers by node id, where somebody outside the run has chosen their nodes. It holds while these nodes do.
         cores_goal: the number of cores that should preprocess; None: all cores.
         nodes: the nodes of the cluster.
         used: the number of cores that preprocess, by node id.
@@ -160,6 +175,8 @@ class Fleet:
     used: Counter[str]
     start: Start
     phase: Phase = field(default_factory=Steady)
+    pinned: int | None = None
+    allotment: Mapping[str, int] = field(default_factory=dict)
     cores_goal: int | None = None
     reshapes: int = 0
     speeds: Mapping[str, float] = field(default_factory=dict)
@@ -181,15 +198,22 @@ class Fleet:
 
     @property
     def busy(self) -> bool:
-        """Whether a change is under way, or the run waits for nodes."""
+        """Whether a change is under way, or the run waits for nodes or is paused."""
         return not isinstance(self.phase, Steady)
 
     @property
     def workers(self) -> int:
         """The number of workers of the next group; 0: none may start at present."""
-        if isinstance(self.phase, Stranded) or (isinstance(self.phase, MakingRoom) and self.phase.at_once):
+        if isinstance(self.phase, Stranded | Paused) or (isinstance(self.phase, MakingRoom) and self.phase.at_once):
             return 0
         return self.phase.next.workers if isinstance(self.phase, Committing) else self.placement.workers
+
+    @property
+    def homes(self) -> tuple[str, ...]:
+        """The id of each worker's node, as far as these workers are those of the allotment; otherwise empty."""
+        placement = self.phase.next if isinstance(self.phase, Committing) else self.placement
+        homes = self.room.node_ids(placement.held) if self.allotment and self.workers else ()
+        return homes if Counter(homes) == Counter(self.allotment) else ()
 
     @property
     def cores(self) -> int:
@@ -233,7 +257,7 @@ class Fleet:
 
     def options(self) -> list[Option]:
         """The worker counts to decide between."""
-        return self.room.options(self.placement, stranded=isinstance(self.phase, Stranded))
+        return self.room.options(self.placement, stranded=isinstance(self.phase, Stranded), pinned=self.pinned)
 
     def cores_by_node(self, placement: Placement) -> tuple[int, ...]:
         """The number of cores of each usable node that preprocess beside these workers."""
@@ -250,6 +274,7 @@ def orders_of(fleet: Fleet) -> Orders:
         workers=fleet.workers,
         # Ray still offers silent nodes for placement: it takes longer than the run to count them as dead.
         avoid=(*fleet.nodes.without_workers, *fleet.silent),
+        homes=fleet.homes,
         ends_group=fleet.ends_group,
         without_commit=fleet.without_commit,
         stop=fleet.stop,

@@ -25,7 +25,7 @@ from offload.report.events.decisions import (
 )
 from offload.report.events.event import RunEvent
 from offload.report.events.membership import ClusterChanged
-from offload.report.events.training import CheckpointWritten, FirstStep
+from offload.report.events.training import CheckpointWritten, FirstStep, PauseEnded, RunPaused
 from offload.train.driver.fleet.known_nodes import KnownNodes, NodesChange
 from offload.train.driver.fleet.messages import (
     Action,
@@ -37,14 +37,17 @@ from offload.train.driver.fleet.messages import (
     Ignored,
     Learned,
     NewsRead,
+    PauseAsked,
     Publish,
     Reshape,
     ResizeDecided,
+    ResumeAsked,
     RoomMade,
     Show,
     SplitDecided,
     StopAsked,
     TellNotStarted,
+    WorkersEnded,
     WorkersWanted,
 )
 from offload.train.driver.fleet.room import missing_at_start, start_on, task_cpus, usd_per_core
@@ -53,6 +56,7 @@ from offload.train.driver.fleet.state import (
     Fleet,
     GroupState,
     MakingRoom,
+    Paused,
     Phase,
     Request,
     Start,
@@ -201,6 +205,12 @@ class _Turn:
                 self._set(entries_followed=max(self.fleet.entries_followed, event.entries))
             case StopAsked():
                 self._set(stop=True)
+            case PauseAsked():
+                self._pause(event)
+            case WorkersEnded():
+                self._workers_ended(event)
+            case ResumeAsked():
+                self._resume(event)
             case _ as never:
                 assert_never(never)
 
@@ -213,10 +223,22 @@ class _Turn:
             self.do(Ignored(event=event, reason="the run is ending"))
         elif not self.fleet.room.may_be(event.split.workers):
             self.do(Ignored(event=event, reason=f"{event.split.workers} workers are outside the user's limits"))
-        elif (placement := self.fleet.room.placed(event.split.workers)) is None:
+        elif (placement := self._place(event)) is None:
             self.do(Ignored(event=event, reason=f"there is no room for {event.split.workers} workers now"))
         else:
+            if event.pinned:
+                self._set(pinned=event.split.workers)
+            self._set(allotment=event.allotment)
             self._make_room(placement, split=event.split, decided=True)
+
+    def _place(self, event: ResizeDecided) -> Placement | None:
+        """The placement of the workers of a decision, on the nodes that it names, if any; None if they do not fit."""
+        room = self.fleet.room
+        if not event.allotment:
+            return room.placed(event.split.workers)
+        held = [event.allotment.get(node.node_id, 0) for node in room.nodes.usable]
+        placement = room.placed_as(held)
+        return placement if placement is not None and placement.workers == event.split.workers else None
 
     def _want_workers(self, event: WorkersWanted) -> None:
         fleet = self.fleet
@@ -243,6 +265,43 @@ class _Turn:
         if not self.fleet.busy:  # otherwise the end of the change does it
             self._reshape(self.fleet.placement)
 
+    # -- a pause -----------------------------------------------------------------------------------------------------
+
+    def _pause(self, event: PauseAsked) -> None:
+        fleet = self.fleet
+        if fleet.stop or isinstance(fleet.phase, Paused):
+            self.do(Ignored(event=event, reason="the run is ending" if fleet.stop else "the run is paused"))
+            return
+        # A change that is under way ends with this group, too: what follows it is decided anew after the pause.
+        self._set(phase=Paused(), ends_group=fleet.group.attempt)
+        self.do(Ask(missing={}))
+
+    def _workers_ended(self, event: WorkersEnded) -> None:
+        """End preprocessing: the workers have committed, and need no more data."""
+        fleet = self.fleet
+        waits = isinstance(fleet.phase, Paused) and fleet.phase.reshape is None
+        if not waits or event.serial != fleet.published.serial:
+            return
+        number = fleet.reshapes + 1
+        self._set(phase=Paused(reshape=number), used=Counter(), reshapes=number)
+        self.do(Reshape(number=number, nodes=(), stores=fleet.room.stores(), timeout_s=ROOM_TIMEOUT_S))
+
+    def _resume(self, event: ResumeAsked) -> None:
+        fleet = self.fleet
+        if fleet.stop or not (isinstance(fleet.phase, Paused) and fleet.phase.released):
+            self.do(Ignored(event=event, reason="the run is ending" if fleet.stop else "the run is not paused"))
+            return
+        self.do(PauseEnded())
+        self._set(phase=Stranded(), ends_group=fleet.group.attempt, without_commit=False)
+        self._leave_strand()
+
+    def _leave_strand(self) -> None:
+        """Go on if workers fit again."""
+        fleet = self.fleet
+        wanted = max(fleet.workers_goal, fleet.placement.workers) if fleet.pinned is None else fleet.pinned
+        if (placement := fleet.room.most(wanted)) is not None:
+            self._take_up(placement)
+
     # -- news of the workers ---------------------------------------------------------------------------------------
 
     def _read(self, event: NewsRead) -> None:
@@ -265,6 +324,8 @@ class _Turn:
         )
         if isinstance(self.fleet.phase, Committing):
             self._finish(self.fleet.phase)
+        if isinstance(self.fleet.phase, Paused) and self.fleet.ends_group < group.attempt:
+            self._set(ends_group=group.attempt)  # it began just before the orders to pause reached the hub
         self._watch_start(news)
 
     def _finish(self, phase: Committing) -> None:
@@ -342,8 +403,13 @@ class _Turn:
         )
         self.do(*events)
         self._set(now_s=event.now_s, nodes=nodes, silent=event.silent, failures_seen=fleet.group.failures)
+        if isinstance(self.fleet.phase, Paused):
+            self._ask()
+            return
         if change is not None:
             self._follow(change)
+        elif isinstance(self.fleet.phase, Stranded):
+            self._leave_strand()
         # The nodes of the workers are under notice, although the same number of workers fits without them: they must
         # move.
         if not self.fleet.busy and not event.leaving.isdisjoint(self.fleet.group.nodes):
@@ -360,7 +426,10 @@ class _Turn:
         fleet = self.fleet
         phase = fleet.phase
         going_on = fleet.room.placed(phase.next.workers) if isinstance(phase, MakingRoom | Committing) else None
-        placement = going_on or fleet.room.most(fleet.placement.workers)
+        # Where only amounts have changed, as when another program ends, the workers stay on their nodes.
+        same_nodes = not (change.left or change.leaving or change.joined) and isinstance(phase, Steady)
+        staying = fleet.room.placed_as(fleet.placement.held) if same_nodes else None
+        placement = going_on or staying or fleet.room.most(fleet.placement.workers)
         self.do(
             ClusterChanged(
                 left=change.left,
@@ -434,6 +503,10 @@ class _Turn:
 
     def _room_made(self, event: RoomMade) -> None:
         phase = self.fleet.phase
+        if isinstance(phase, Paused) and phase.reshape == event.number:
+            self._set(phase=dataclasses.replace(phase, released=True))
+            self.do(RunPaused())
+            return
         if not isinstance(phase, MakingRoom) or phase.reshape != event.number:
             self.do(Ignored(event=event, reason="the change that needed the room was abandoned"))
             return

@@ -18,6 +18,7 @@ from offload.report.run_dir import RunDirectory
 from offload.train.cluster.connected import ConnectedCluster
 from offload.train.group.group import Groups, Reservation
 from offload.train.hub.client import HubClient
+from offload.train.steering.messages import Command, Reply, RunState
 
 
 class Requests(Protocol):
@@ -45,6 +46,21 @@ class Watch(Protocol):
 
     def close(self) -> None:
         """Watch no more."""
+
+
+class RunDesk(Protocol):
+    """A run's own side of the desk at which others see and steer it. Its calls do not wait. ``state``: what the run has shown last."""
+
+    state: RunState
+
+    def show(self, state: RunState) -> None:
+        """Make this the state that others see."""
+
+    def reply(self, number: int, reply: Reply) -> None:
+        """Answer a command."""
+
+    def hear(self, tell: Callable[[int, Command], None]) -> None:
+        """Call ``tell`` with each command and its number, from another thread."""
 
 
 class Platform(Protocol):
@@ -88,6 +104,9 @@ class Platform(Protocol):
     def held_by_others(self, ours: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
         """The resources that other programs hold, by node id, without ``ours``."""
 
+    def in_use(self) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
+        """The resources in use now, by node id: those of all programs, and those of this run's workers and requests."""
+
     def holders(self) -> str:
         """Who holds CPUs, in words; empty if nobody does."""
 
@@ -110,6 +129,9 @@ class Platform(Protocol):
 
     def import_ahead(self, nodes: Collection[str], env: Mapping[str, Any]) -> None:
         """Begin the imports of processes with this environment on these nodes. Does not wait."""
+
+    def open_desk(self, directory: RunDirectory) -> RunDesk | None:
+        """The desk at which others see and steer the run; None without a cluster, where there are no others."""
 
     def start_hub(
         self, directory: RunDirectory, streams: dict[str, FeedDataset], cores: Cores, *, threads: int

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -33,6 +36,8 @@ from offload.train.group.ray_group import RayGroups
 from offload.train.hub.client import HubClient
 from offload.train.hub.ray_hub import RayHub
 from offload.train.hub.run_names import named_hub
+from offload.train.steering.messages import RunState
+from offload.train.steering.registry import OwnDesk, open_desk, user_name
 
 NO_METRICS = "this Ray serves no metrics, so Prometheus finds none: start it again with ray[default] installed, or let the run start one"
 
@@ -47,6 +52,7 @@ class RayPlatform:
         self._holdings = Holdings()
         self._control: ControlWatch | None = None
         self._run = ""
+        self._desk: OwnDesk | None = None
         self._job_env: dict[str, Any] = dict(ray.get_runtime_context().runtime_env)
 
     @property
@@ -75,6 +81,9 @@ class RayPlatform:
     def held_by_others(self, ours: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
         return connection.held_by_others(ours)
 
+    def in_use(self) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
+        return connection.amounts_in_use(), self._holdings.held()
+
     def holders(self) -> str:
         return held().in_words
 
@@ -98,6 +107,19 @@ class RayPlatform:
     def import_ahead(self, nodes: Collection[str], env: Mapping[str, Any]) -> None:
         connection.import_ahead(nodes, env)
 
+    def open_desk(self, directory: RunDirectory) -> OwnDesk:
+        state = RunState(
+            name=directory.path.name,
+            user=user_name(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            run_dir=str(directory.path),
+            since=time.time(),
+        )
+        self._desk = open_desk(state, self._holdings, self.process_env())
+        self._run = self._desk.state.name
+        return self._desk
+
     def start_hub(
         self, directory: RunDirectory, streams: dict[str, FeedDataset], cores: Cores, *, threads: int
     ) -> HubClient:
@@ -113,11 +135,13 @@ class RayPlatform:
             ).remote(stored, cores, len(self.cluster.nodes), directory.path)
 
         self._control = ControlWatch()
-        self._run, actor = named_hub(directory.path.name, start, self._holdings)
+        self._run, actor = named_hub(self._run or directory.path.name, start, self._holdings)
         keep_to_logs(self._run)
         return HubClient(actor)
 
     def groups(self, reservation: Reservation) -> RayGroups:
+        if self._desk is not None:  # meanwhile the hub starts, too
+            self._desk.wait_for_watch()
         return RayGroups(reservation, title=worker_title(self._run), holdings=self._holdings)
 
     def watch(self, hub: HubClient, tell: Callable[[RunEvent], None]) -> Watchers:

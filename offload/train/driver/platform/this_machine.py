@@ -118,6 +118,9 @@ class ThisMachine:
     def held_by_others(self, ours: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
         return {}
 
+    def in_use(self) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
+        return {}, {}  # nobody reserves anything
+
     def holders(self) -> str:
         return ""
 
@@ -139,6 +142,9 @@ class ThisMachine:
         return dict(own or {})
 
     def import_ahead(self, nodes: Collection[str], env: Mapping[str, Any]) -> None: ...
+
+    def open_desk(self, directory: RunDirectory) -> None:
+        return None  # nobody else shares these processes: signals steer the program
 
     def start_hub(
         self, directory: RunDirectory, streams: dict[str, FeedDataset], cores: Cores, *, threads: int

@@ -26,13 +26,16 @@ from offload.train.driver.fleet.messages import (
     Ignored,
     Learned,
     NewsRead,
+    PauseAsked,
     Publish,
     ResizeDecided,
+    ResumeAsked,
     RoomMade,
     Show,
     SplitDecided,
     StopAsked,
     TellNotStarted,
+    WorkersEnded,
     WorkersWanted,
 )
 from offload.train.driver.fleet.room import Terms
@@ -41,6 +44,7 @@ from offload.train.driver.fleet.state import (
     Committing,
     Fleet,
     MakingRoom,
+    Paused,
     Starting,
     Steady,
     Stranded,
@@ -403,7 +407,9 @@ class Everything(RuleBasedStateMachine):
             if number is not None and getattr(action, "timeout_s", 0.0):
                 self.reshapes.append(number)
         changed = replace(self.state, now_s=0.0) != replace(before, now_s=0.0) if isinstance(before, Fleet) else True
-        quiet = (NewsRead, ClusterSeen, WorkersWanted, CoresWanted, EntriesFollowed, StopAsked, SplitDecided, Learned)
+        quiet = (
+            NewsRead, ClusterSeen, WorkersWanted, CoresWanted, EntriesFollowed, StopAsked, SplitDecided, Learned, WorkersEnded
+        )  # fmt: skip
         assert changed or actions or isinstance(event, quiet), f"{event} vanished in {before.phase}"
         return actions
 
@@ -451,6 +457,24 @@ class Everything(RuleBasedStateMachine):
         self.stopped = True
         self.take(StopAsked())
 
+    @rule(really=st.integers(0, 4))
+    def pause(self, really: int) -> None:
+        if not really:
+            self.take(PauseAsked())
+
+    @rule()
+    def workers_have_ended(self) -> None:
+        """Those of a paused run: the newest orders have reached them."""
+        if isinstance(self.state.phase, Paused):
+            self.deliver()
+            self.workers, self.worker_nodes = 0, ()
+            self.take(WorkersEnded(serial=self.state.published.serial))
+
+    @rule()
+    def resume(self) -> None:
+        self.take(ResumeAsked())
+        assert self.stopped or not (isinstance(self.state.phase, Paused) and self.state.phase.released)
+
     @rule(seconds=st.floats(0.0, 2000.0))
     def wait(self, seconds: float) -> None:
         self.now_s += seconds
@@ -460,7 +484,7 @@ class Everything(RuleBasedStateMachine):
         if self.reshapes:
             number, phase = self.reshapes.pop(-1 if newest else 0), self.state.phase
             actions = self.take(RoomMade(number=number))
-            awaited = isinstance(phase, MakingRoom) and phase.reshape == number
+            awaited = isinstance(phase, MakingRoom | Paused) and phase.reshape == number
             assert awaited != any(isinstance(action, Ignored) for action in actions), (
                 "room for a change that was given up"
             )
@@ -529,6 +553,13 @@ class Everything(RuleBasedStateMachine):
             assert target.workers == self.state.workers or not isinstance(self.state.phase, Committing)
 
     @invariant()
+    def a_paused_run_starts_nothing(self) -> None:
+        if self.state is not None and isinstance(self.state.phase, Paused):
+            assert self.state.published.workers == 0
+            assert self.state.phase.reshape is None or not self.state.used
+            assert not self.asked
+
+    @invariant()
     def what_was_learned_is_never_lost(self) -> None:
         if self.state is not None:
             orders = self.state.published
@@ -544,6 +575,8 @@ class Everything(RuleBasedStateMachine):
         for _ in range(12):
             self.now_s += 1.0
             self.look()
+            self.workers_have_ended()
+            self.resume()
             while self.reshapes:
                 self.take(RoomMade(number=self.reshapes.pop(0)))
             self.deliver()

@@ -1,0 +1,1 @@
+"""How a run on a Ray cluster shows itself to others, and how they steer it."""
