@@ -5,6 +5,7 @@ First counts (:mod:`counts`), then nodes (:mod:`placing`). Priority decides who 
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,9 +13,9 @@ from functools import partial
 import numpy as np
 
 from offload.errors import ConfigError
-from offload.formatting import count
+from offload.formatting import count as amount
 from offload.model.allocation.choices import Choices, Cluster, choices_of, goodput_model, restart_factor
-from offload.model.allocation.counts import Counted, Programme, choose, cost_of
+from offload.model.allocation.counts import ROUNDING, Counted, Programme, choose, cost_of
 from offload.model.allocation.placing import Wanted, place
 from offload.model.allocation.values import Allotment, Holding, Job, Rules, check_names
 from offload.model.placement import NodeResources, beside
@@ -53,16 +54,17 @@ def decide(jobs: Sequence[Job], nodes: Sequence[NodeResources], rules: Rules) ->
     tables = [choices_of(job, cluster, rules) for job in sharing]
     counted = _by_priority(sharing, tables, cluster, rules)
     chosen = counted.chosen
+    cores = _with_spare_cores(tables, chosen, cluster.cpus, rules)
     wanted = [
         Wanted(
             job=job,
             kind=table.kinds[c] or "",
             workers=int(table.workers[c]),
-            cores=int(table.cores[c]),
+            cores=mine,
             stands=bool(table.stands[c]),
-            goodput=partial(_goodput_at, job, table.kinds[c], int(table.cores[c])),
+            goodput=partial(_goodput_at, job, table.kinds[c], mine),
         )
-        for job, table, c in zip(sharing, tables, chosen, strict=True)
+        for job, table, c, mine in zip(sharing, tables, chosen, cores, strict=True)
         if table.workers[c] > 0
     ]
     placed = min(
@@ -75,6 +77,28 @@ def decide(jobs: Sequence[Job], nodes: Sequence[NodeResources], rules: Rules) ->
     return Decision({job.name: allotments[job.name] for job in jobs}, counted.cost, counted.bound)
 
 
+def _with_spare_cores(tables: Sequence[Choices], chosen: Sequence[int], cpus: float, rules: Rules) -> list[int]:
+    """The cores of the choices, and what they leave over, for those that are furthest from enough.
+
+    Choices count cores in steps. What is left between the steps costs no restart.
+    """
+    cores = [int(table.cores[c]) for table, c in zip(tables, chosen, strict=True)]
+    enough = [int(table.enough[c]) for table, c in zip(tables, chosen, strict=True)]
+    left = int(cpus - sum(table.cpus[c] for table, c in zip(tables, chosen, strict=True)) + ROUNDING)
+    if rules.usd_per_hour is not None and rules.usd_per_core_hour:
+        spent = sum(float(table.usd_per_hour[c]) for table, c in zip(tables, chosen, strict=True))
+        left = min(left, int((rules.usd_per_hour - spent) / rules.usd_per_core_hour + ROUNDING))
+    short = [(have / want, j) for j, (have, want) in enumerate(zip(cores, enough, strict=True)) if have < want]
+    heapq.heapify(short)
+    while left > 0 and short:
+        _, j = heapq.heappop(short)
+        cores[j] += 1
+        left -= 1
+        if cores[j] < enough[j]:
+            heapq.heappush(short, (cores[j] / enough[j], j))
+    return cores
+
+
 def _without(nodes: Sequence[NodeResources], pinned: Sequence[Job]) -> tuple[NodeResources, ...]:
     """The nodes without what pinned jobs hold."""
     held: dict[str, dict[str, float]] = {node.name: {} for node in nodes}
@@ -82,8 +106,8 @@ def _without(nodes: Sequence[NodeResources], pinned: Sequence[Job]) -> tuple[Nod
         for name, count in job.present.workers.items():
             if name in held:
                 amounts = {"CPU": job.worker.cpus, "GPU": job.worker.gpus, **job.worker.others}
-                for resource, amount in amounts.items():
-                    held[name][resource] = held[name].get(resource, 0.0) + count * amount
+                for resource, reserved in amounts.items():
+                    held[name][resource] = held[name].get(resource, 0.0) + count * reserved
         for name, count in job.present.cores.items():
             if name in held:
                 held[name]["CPU"] = held[name].get("CPU", 0.0) + count
@@ -108,6 +132,8 @@ def _on_these_nodes(job: Job, names: set[str]) -> Job:
 
 def _by_priority(jobs: Sequence[Job], tables: Sequence[Choices], cluster: Cluster, rules: Rules) -> Counted:
     """Counts in which jobs of higher priority have something before those of lower priority."""
+    if not jobs:
+        return Counted((), 0.0, 0.0)
     # Among equals, who holds something keeps it, then who waits longest is first.
     order = sorted(range(len(jobs)), key=lambda j: (not jobs[j].present.workers, -jobs[j].age_s, jobs[j].name))
     rank = [0] * len(jobs)
@@ -143,7 +169,7 @@ def _least(table: Choices) -> list[int]:
 
 
 def _only(table: Choices, places: list[int]) -> Choices:
-    arrays = ("workers", "nodes", "cores", "gpus", "cpus", "usd_per_hour", "goodput", "worth", "stands")
+    arrays = ("workers", "nodes", "cores", "gpus", "cpus", "usd_per_hour", "goodput", "worth", "stands", "enough")
     return replace(
         table, kinds=tuple(table.kinds[c] for c in places), **{name: getattr(table, name)[places] for name in arrays}
     )
@@ -194,7 +220,7 @@ def _explained(job: Job, table: Choices, chosen: int, held: Holding, tables: Seq
         speedup = goodput / table.fair_goodput if table.fair_goodput else None
     elif job.measured:
         goodput, speedup = 0.0, 0.0
-    has = f"{count(now, 'worker')}{_on(held.kind)} and {count(held.core_count, 'core')}"
+    has = f"{amount(now, 'worker')}{_on(held.kind)} and {amount(held.core_count, 'core')}"
     if not now:
         why = _why_nothing(job, table, chosen, before)
     elif not job.measured:
@@ -206,7 +232,7 @@ def _explained(job: Job, table: Choices, chosen: int, held: Holding, tables: Seq
         elif before and now == before:
             why += "; its workers move, to pack the nodes"
         elif before:
-            why += f"; had {count(before, 'worker')}, and the change is worth a restart of {job.restart_s:.3g} s"
+            why += f"; had {amount(before, 'worker')}, and the change is worth a restart of {job.restart_s:.3g} s"
     return Allotment(holding=held, goodput=goodput, speedup=speedup, restarts=restarts, reason=why)
 
 
@@ -217,9 +243,9 @@ def _on(kind: str | None) -> str:
 def _why_nothing(job: Job, table: Choices, chosen: int, before: int) -> str:
     least = max(job.workers[0], 1)
     if len(table.kinds) == 1:
-        return f"waits: no node of the cluster can hold {count(least, 'worker')} of it that would make progress"
+        return f"waits: no node of the cluster can hold {amount(least, 'worker')} of it that would make progress"
     if chosen:
-        return f"waits: {count(least, 'worker')} fit the cluster, but not the gaps between the others"
+        return f"waits: {amount(least, 'worker')} fit the cluster, but not the gaps between the others"
     if before:
-        return f"gives up {count(before, 'worker')}: others of higher priority or need go first"
-    return f"waits: others of higher priority or need hold what {count(least, 'worker')} would take"
+        return f"gives up {amount(before, 'worker')}: others of higher priority or need go first"
+    return f"waits: others of higher priority or need hold what {amount(least, 'worker')} would take"

@@ -23,6 +23,7 @@ from offload.model.placement import UNKNOWN_GPU, NodeResources
 # of 1 leaves 8 % of the time to waiting, and a rate of 2 nothing.
 CORE_LEVELS = (0.15, 0.3, 0.45, 0.6, 0.75, 0.9, 1.0, 1.15, 1.4, 2.0)
 COUNTS_PER_OCTAVE = 4  # of worker counts above the eighth
+COLUMNS = ("workers", "nodes", "cores", "goodput", "stands", "enough")
 ALONE = 64  # workers of a node that reserve neither GPUs nor CPUs
 
 
@@ -101,6 +102,7 @@ class Choices:
         goodput: predicted; NaN for a job without measurements.
         worth: goodput relative to that of an equal share, less what a restart costs.
         stands: whether its workers stay where they are.
+        enough: cores with which its workers never wait: more are of no use.
         fair_goodput: the goodput of an equal share.
     """
 
@@ -114,6 +116,7 @@ class Choices:
     goodput: Floats
     worth: Floats
     stands: Floats
+    enough: Floats
     fair_goodput: float
 
 
@@ -129,14 +132,14 @@ def choices_of(job: Job, cluster: Cluster, rules: Rules) -> Choices:
             table = _table(job, kind, rooms[kind], cluster, rules)
             rows.append((kind, table[_undominated(table)]))
     kinds = tuple(kind for kind, table in rows for _ in range(len(table)))
-    table = np.concatenate([np.zeros((0, 5)), *(table for _, table in rows)])
+    table = np.concatenate([np.zeros((0, len(COLUMNS))), *(table for _, table in rows)])
     return _priced(job, kinds, table, fair, rules)
 
 
 def _priced(job: Job, kinds: tuple[str | None, ...], table: Floats, fair: float, rules: Rules) -> Choices:
-    """Choices from rows of workers, nodes, cores, goodput and whether the workers stand; with nothing before them."""
-    whole = np.concatenate([np.zeros((1, 5)), table])
-    workers, nodes, cores, goodput, stands = whole.T
+    """Choices from rows of ``COLUMNS``, with nothing before them."""
+    whole = np.concatenate([np.zeros((1, len(COLUMNS))), table])
+    workers, nodes, cores, goodput, stands, enough = whole.T
     with np.errstate(invalid="ignore"):
         worth = np.where(np.isnan(goodput), workers / max(job.workers[0], 1), goodput / max(fair, 1e-300))
     restarts = (stands == 0) & (workers > 0) & bool(job.present.workers)
@@ -146,7 +149,7 @@ def _priced(job: Job, kinds: tuple[str | None, ...], table: Floats, fair: float,
     cpus = cores + np.round(workers * job.worker.cpus)
     price = np.array([0.0, *(rules.usd_per_gpu_hour.get(kind or "", 0.0) for kind in kinds)])
     usd = gpus * price + cpus * rules.usd_per_core_hour
-    return Choices((None, *kinds), workers, nodes, cores, gpus, cpus, usd, goodput, worth, stands, fair)
+    return Choices((None, *kinds), workers, nodes, cores, gpus, cpus, usd, goodput, worth, stands, enough, fair)
 
 
 def restart_factor(job: Job, goodput: Floats) -> Floats:
@@ -175,18 +178,14 @@ def _first_choices(job: Job, rooms: dict[str, tuple[int, int]], rules: Rules) ->
     for kind in sorted(rooms):
         widest, total = rooms[kind]
         stands = job.present.kind == kind and job.present.worker_count == least
-        if total >= least:
-            rows.append((least, _nodes(job, kind, least, widest), cores, math.nan, float(stands)))
+        if least <= min(total, job.workers[1]):
+            rows.append((least, math.ceil(least / widest), cores, math.nan, float(stands), cores))
             kinds.append(kind)
-    return _priced(job, tuple(kinds), np.array(rows).reshape(-1, 5), 0.0, rules)
-
-
-def _nodes(job: Job, kind: str, workers: int, widest: int) -> int:
-    return math.ceil(workers / widest)
+    return _priced(job, tuple(kinds), np.array(rows).reshape(-1, len(COLUMNS)), 0.0, rules)
 
 
 def _table(job: Job, kind: str, room: tuple[int, int], cluster: Cluster, rules: Rules) -> Floats:
-    """Rows of workers, nodes, cores, goodput, and whether the workers stand, for one kind."""
+    """Rows of ``COLUMNS`` for one kind."""
     widest, total = room
     here = job.present.worker_count if job.present.kind == kind else 0
     most = min(job.workers[1], total)
@@ -194,16 +193,16 @@ def _table(job: Job, kind: str, room: tuple[int, int], cluster: Cluster, rules: 
         most = min(most, max(int(rules.growth * job.measured_workers), job.workers[0], 1))
     counts = np.array(_counts(max(job.workers[0], 1), most, here), dtype=int)
     if not len(counts):
-        return np.zeros((0, 5))
+        return np.zeros((0, len(COLUMNS)))
     nodes = -(-counts // widest)
     stands = counts == here
     spread = sum(1 for held in job.present.workers.values() if held)
-    if here and spread > nodes[stands][0]:
+    if np.any(stands) and spread > nodes[stands][0]:
         # Where it is, it spans more nodes than it needs: to pack it costs a restart, so both are choices.
         counts, nodes = np.append(counts, here), np.append(nodes, spread)
         stands = np.append(np.zeros(len(counts) - 1, dtype=bool), [True])
     cores, goodput = _over_cores(job, kind, counts, nodes, cluster, rules)
-    columns = (counts, nodes, cores, goodput, stands)
+    columns = (counts, nodes, cores, goodput, stands, cores[-1])
     shape = cores.shape
     rows = np.stack([np.broadcast_to(column, shape).ravel().astype(float) for column in columns], axis=1)
     return rows[rows[:, 3] > 0]

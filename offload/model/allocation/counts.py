@@ -105,8 +105,6 @@ def choose(
     ``before``: choices that fit together, such that those that must choose something do. Optimal within ``GAP`` for programmes of up to
     ``exact_up_to`` choices; larger ones are solved without integrality, rounded, and filled up greedily.
     """
-    if not programme.jobs:
-        return Counted((), 0.0, 0.0)
     # One that must, and can, may not choose nothing. One without any other choice has no alternative.
     sizes = np.diff([*programme.first, len(programme.cost)])
     upper = np.ones(len(programme.cost))
