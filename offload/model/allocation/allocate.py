@@ -16,7 +16,7 @@ from offload.errors import ConfigError
 from offload.formatting import count as amount
 from offload.model.allocation.choices import Choices, Cluster, choices_of, goodput_model, restart_factor
 from offload.model.allocation.counts import ROUNDING, Counted, Programme, choose, cost_of
-from offload.model.allocation.placing import Wanted, place
+from offload.model.allocation.placing import Wanted, place, spreads
 from offload.model.allocation.values import Allotment, Holding, Job, Rules, check_names
 from offload.model.placement import NodeResources, beside
 
@@ -67,10 +67,14 @@ def decide(jobs: Sequence[Job], nodes: Sequence[NodeResources], rules: Rules) ->
         for job, table, c, mine in zip(sharing, tables, chosen, cores, strict=True)
         if table.workers[c] > 0
     ]
-    placed = min(
-        (place(wanted, free, may_move=False), place(wanted, free, may_move=True)),
-        key=lambda held: _cost(sharing, tables, held, rules),
-    )
+    placed = place(wanted, free, may_move=False)
+    if any(
+        spreads(w, placed[w.job.name].worker_count, len(placed[w.job.name].workers), free)
+        for w in wanted
+        if not w.stands
+    ):
+        packed = place(wanted, free, may_move=True)
+        placed = min(placed, packed, key=lambda held: _cost(sharing, tables, held, rules))
     allotments = {job.name: _kept(job) for job in pinned}
     for job, table, c in zip(sharing, tables, chosen, strict=True):
         allotments[job.name] = _explained(job, table, c, placed.get(job.name, Holding()), tables)

@@ -263,12 +263,16 @@ def _fair_goodput(job: Job, cluster: Cluster, rooms: dict[str, tuple[int, int]],
     goodput = 0.0
     for kind in kinds:
         # Fewer workers where so many do not fit its batch.
-        counts = np.arange(1, most + 1)
+        counts = np.array(_counts(1, most, most))
         nodes = -(-counts // rooms[kind][0])
         model = goodput_model(job, kind)
         rate = cores / job.core_seconds_per_sample if job.core_seconds_per_sample else np.inf
         value, _ = model.best_at_rates(
-            nodes, counts, np.full((1, most), rate), job.max_batch_size if job.noise else None, job.local_batch_sizes
+            nodes,
+            counts,
+            np.full((1, len(counts)), rate),
+            job.max_batch_size if job.noise else None,
+            job.local_batch_sizes,
         )
         goodput += float(np.max(value)) * rooms[kind][1] / total
     return goodput

@@ -40,6 +40,7 @@ class Free:
     gpus: list[float] = field(init=False)
     cpus: list[float] = field(init=False)
     others: list[dict[str, float]] = field(init=False)
+    kinds: dict[str, list[str | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.gpus = [node.gpus for node in self.nodes]
@@ -48,7 +49,9 @@ class Free:
 
     def slots(self, i: int, job: Job, kind: str) -> int:
         """Workers of this job that fit on node i now."""
-        if kind_of(self.nodes[i], job) != kind:
+        if job.name not in self.kinds:
+            self.kinds[job.name] = [kind_of(node, job) for node in self.nodes]
+        if self.kinds[job.name][i] != kind:
             return 0
         worker = job.worker
         most = [self.gpus[i] / worker.gpus] if worker.gpus else []
@@ -86,7 +89,7 @@ def place(wanted: Sequence[Wanted], nodes: Sequence[NodeResources], *, may_move:
     # The largest first: small ones fill the gaps.
     for want in sorted(rest, key=lambda want: (-want.workers * max(want.job.worker.gpus, ROUNDING), want.job.name)):
         spots = _fewest(free, want)
-        if may_move and _spreads(want, spots, nodes):
+        if may_move and spreads(want, sum(spots.values()), len(spots), nodes):
             spots = _make_room(free, want, standing, where) or spots
         spots = _worth_it(free, want, spots)
         if sum(spots.values()) >= max(want.job.workers[0], 1):
@@ -125,9 +128,9 @@ def _fewest(free: Free, want: Wanted, workers: int | None = None) -> dict[int, i
     return spots
 
 
-def _spreads(want: Wanted, spots: dict[int, int], nodes: Sequence[NodeResources]) -> bool:
-    """Whether the workers do not all fit, or span more nodes than they would on empty ones."""
-    return sum(spots.values()) < want.workers or len(spots) > len(_fewest(Free(nodes), want))
+def spreads(want: Wanted, workers: int, on_nodes: int, nodes: Sequence[NodeResources]) -> bool:
+    """Whether these are not all workers, or span more nodes than they would on empty ones."""
+    return workers < want.workers or (on_nodes > 1 and on_nodes > len(_fewest(Free(nodes), want)))
 
 
 def _make_room(
