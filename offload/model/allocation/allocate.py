@@ -55,7 +55,35 @@ def decide(jobs: Sequence[Job], nodes: Sequence[NodeResources], rules: Rules) ->
     counted = _by_priority(sharing, tables, cluster, rules)
     chosen = counted.chosen
     cores = _with_spare_cores(tables, chosen, cluster.cpus, rules)
-    wanted = [
+    wanted = _wanted(sharing, tables, chosen, cores)
+    placed = place(wanted, free, may_move=False)
+    price = partial(_cost, sharing, tables, rules)
+    if any(
+        spreads(w, placed[w.job.name].worker_count, len(placed[w.job.name].workers), free)
+        for w in wanted
+        if not w.stands
+    ):
+        placed = min(placed, place(wanted, free, may_move=True), key=price)
+    if any(now.workers and not now.same_workers(w.job.present) for w, now in _of_holders(wanted, placed)):
+        # Nodes may hold less than was counted: a restart for it must still be worth it.
+        staying = _staying(tables, chosen, rules)
+        stayed = place(
+            _wanted(sharing, tables, staying, _with_spare_cores(tables, staying, cluster.cpus, rules)),
+            free,
+            may_move=False,
+        )
+        if all(stayed[w.job.name].workers for w in wanted):
+            placed = min(stayed, placed, key=price)
+    allotments = {job.name: _kept(job) for job in pinned}
+    for job, table, c in zip(sharing, tables, chosen, strict=True):
+        allotments[job.name] = _explained(job, table, c, placed.get(job.name, Holding()), tables)
+    return Decision({job.name: allotments[job.name] for job in jobs}, counted.cost, counted.bound)
+
+
+def _wanted(
+    jobs: Sequence[Job], tables: Sequence[Choices], chosen: Sequence[int], cores: Sequence[int]
+) -> list[Wanted]:
+    return [
         Wanted(
             job=job,
             kind=table.kinds[c] or "",
@@ -64,21 +92,30 @@ def decide(jobs: Sequence[Job], nodes: Sequence[NodeResources], rules: Rules) ->
             stands=bool(table.stands[c]),
             goodput=partial(_goodput_at, job, table.kinds[c], mine),
         )
-        for job, table, c, mine in zip(sharing, tables, chosen, cores, strict=True)
+        for job, table, c, mine in zip(jobs, tables, chosen, cores, strict=True)
         if table.workers[c] > 0
     ]
-    placed = place(wanted, free, may_move=False)
-    if any(
-        spreads(w, placed[w.job.name].worker_count, len(placed[w.job.name].workers), free)
-        for w in wanted
-        if not w.stands
-    ):
-        packed = place(wanted, free, may_move=True)
-        placed = min(placed, packed, key=lambda held: _cost(sharing, tables, held, rules))
-    allotments = {job.name: _kept(job) for job in pinned}
-    for job, table, c in zip(sharing, tables, chosen, strict=True):
-        allotments[job.name] = _explained(job, table, c, placed.get(job.name, Holding()), tables)
-    return Decision({job.name: allotments[job.name] for job in jobs}, counted.cost, counted.bound)
+
+
+def _of_holders(wanted: Sequence[Wanted], placed: Mapping[str, Holding]) -> list[tuple[Wanted, Holding]]:
+    return [(want, placed[want.job.name]) for want in wanted if want.job.present.workers]
+
+
+def _staying(tables: Sequence[Choices], chosen: Sequence[int], rules: Rules) -> list[int]:
+    """The choices, but with workers where they are for each job that may keep them, and no more cores than chosen."""
+    staying = []
+    for table, c in zip(tables, chosen, strict=True):
+        standing = [k for k in range(len(table.kinds)) if table.stands[k] and table.kinds[k] and c]
+        within = [
+            k for k in standing if table.cores[k] <= table.cores[c] and table.usd_per_hour[k] <= table.usd_per_hour[c]
+        ]
+        if within:
+            staying.append(max(within, key=lambda k: float(table.cores[k])))
+        elif standing and rules.usd_per_hour is None:
+            staying.append(min(standing, key=lambda k: float(table.cores[k])))
+        else:
+            staying.append(c)
+    return staying
 
 
 def _with_spare_cores(tables: Sequence[Choices], chosen: Sequence[int], cpus: float, rules: Rules) -> list[int]:
@@ -190,7 +227,7 @@ def _goodput_at(job: Job, kind: str | None, cores: int, workers: int, nodes: int
     return float(value[0, 0])
 
 
-def _cost(jobs: Sequence[Job], tables: Sequence[Choices], placed: Mapping[str, Holding], rules: Rules) -> float:
+def _cost(jobs: Sequence[Job], tables: Sequence[Choices], rules: Rules, placed: Mapping[str, Holding]) -> float:
     """The cost of what is really placed: some jobs span more nodes than counted, others moved."""
     total = 0.0
     for job, table in zip(jobs, tables, strict=True):
