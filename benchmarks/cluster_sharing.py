@@ -303,17 +303,18 @@ def local_sizes(application: Any) -> tuple[int, int]:
     return int(application.min_local_bsz), int(application.max_local_bsz)
 
 
-def run(simulator: Any, workload: Path, policy: str, *, input_bound: bool) -> dict[str, Any]:
-    """Simulate one workload to its end."""
+def run(simulator: Any, workload: Path, policy: str, *, input_bound: bool, first: int | None) -> dict[str, Any]:
+    """Simulate one workload, or its first jobs, to its end."""
     pandas = importlib.import_module("pandas")
     sharing = Sharing(simulator, policy, input_bound=input_bound)
-    sharing.cluster = simulator.Cluster(pandas.read_csv(workload), sharing, NODES, num_gpus=GPUS)
+    sharing.cluster = simulator.Cluster(pandas.read_csv(workload, nrows=first), sharing, NODES, num_gpus=GPUS)
     with sharing.in_charge():
         while not sharing.cluster.all_complete():
             sharing.cluster.step(60)
     times = sharing.cluster.get_jcts()
     return {
         "workload": workload.stem,
+        "jobs": len(times),
         "policy": policy,
         "input_bound": input_bound,
         "average_completion_s": round(statistics.fmean(times.values()), 1),
@@ -333,6 +334,7 @@ def run(simulator: Any, workload: Path, policy: str, *, input_bound: bool) -> di
 @click.option("--workload", "numbers", multiple=True, type=click.IntRange(1, 8), default=tuple(range(1, 9)))
 @click.option("--policy", "policies", multiple=True, type=click.Choice(POLICIES), default=("joint",), show_default=True)
 @click.option("--input-bound", is_flag=True, help="Half of the jobs need more cores than 3 for each GPU.")
+@click.option("--first", type=click.IntRange(min=1), help="Only the first jobs of a workload, for a quick look.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Rows are added to this file.")
 def main(
     pollux: Path,
@@ -340,6 +342,7 @@ def main(
     numbers: tuple[int, ...],
     policies: tuple[str, ...],
     input_bound: bool,
+    first: int | None,
     output: Path | None,
 ) -> None:
     """Share a simulated cluster among the jobs of published workloads, and average their completion times."""
@@ -352,10 +355,10 @@ def main(
             for policy in policies:
                 row = {
                     "load": load,
-                    **run(simulator, folder / f"workload-{number}.csv", policy, input_bound=input_bound),
+                    **run(simulator, folder / f"workload-{number}.csv", policy, input_bound=input_bound, first=first),
                 }
                 print(json.dumps(row), flush=True)
-                same = ("load", "workload", "policy", "input_bound")
+                same = ("load", "workload", "jobs", "policy", "input_bound")
                 rows = [old for old in rows if any(old[key] != row[key] for key in same)] + [row]
                 if output:
                     result = {
