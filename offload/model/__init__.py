@@ -2,7 +2,8 @@
 
 A map: :mod:`step_time` and :mod:`fit` (the accelerators), :mod:`noise` (the value of a larger batch), :mod:`input_rate` and
 :mod:`catalog` (the input side of a shape), :mod:`goodput` (both together), :mod:`profile` (the result of a probe),
-:mod:`planner` with :mod:`search` (which shape to rent), :mod:`placement` (where workers fit on a cluster that exists).
+:mod:`planner` with :mod:`search` (which shape to rent), :mod:`placement` (where workers fit on a cluster that exists),
+:mod:`allocation` (who holds what of a cluster that many runs share).
 """
 
 from __future__ import annotations

@@ -100,6 +100,53 @@ class JointGoodput:
         Raises ConfigError without gradient noise, or if the range is empty or the maximum is below the initial batch.
         """
         n, k = np.broadcast_arrays(np.asarray(nodes), np.asarray(workers))
+        goodput, local, accum = self._candidates(n, k, max_batch_size, local_batch_size_range, accumulate)
+        value = goodput
+        if worth is not None:
+            value = worth(goodput, np.asarray(self.throughput(n, k, local, accum)))
+        best = np.argmax(value, axis=0)[None]
+        return (
+            plain(np.take_along_axis(goodput, best, axis=0)[0]),
+            plain(np.take_along_axis(local, best, axis=0)[0]),
+            plain(np.take_along_axis(accum, best, axis=0)[0]),
+        )
+
+    def best_at_rates(
+        self,
+        nodes: ArrayLike,
+        workers: ArrayLike,
+        rates: ArrayLike,
+        max_batch_size: float | None = None,
+        local_batch_size_range: tuple[int | None, int | None] | None = None,
+    ) -> tuple[Floats, Floats]:
+        """The best goodput, and its throughput, of every entry of ``nodes`` and ``workers`` (one dimension) at each of its input ``rates``.
+
+        ``rates`` and both results have the shape (rates, entries). They replace ``input_samples_per_s``, which must be None. The search is
+        that of :meth:`optimize` with ``accumulate``; it evaluates each batch once for all rates.
+        """
+        n, k = np.broadcast_arrays(np.asarray(nodes), np.asarray(workers))
+        goodput, local, accum = self._candidates(n, k, max_batch_size, local_batch_size_range, accumulate=True)
+        throughput = np.asarray(self.throughput(n, k, local, accum))
+        limits = np.asarray(rates, dtype=float)[:, None, :]
+        # The p-norm of both times, relative to the accelerators' time.
+        ratio = throughput / limits
+        slowed = 1 / overlapped(np.ones_like(ratio), ratio, self.overlap)
+        value = goodput * slowed
+        best = np.argmax(value, axis=1)[:, None, :]
+        return (
+            np.take_along_axis(value, best, axis=1)[:, 0],
+            np.take_along_axis(throughput * slowed, best, axis=1)[:, 0],
+        )
+
+    def _candidates(
+        self,
+        n: Any,
+        k: Any,
+        max_batch_size: float | None,
+        local_batch_size_range: tuple[int | None, int | None] | None,
+        accumulate: bool,
+    ) -> tuple[Floats, Any, Any]:
+        """Goodput, local batch and accumulation steps of the batches that a search tries, each of shape (batches, entries)."""
         initial, largest, (least, most) = self._search_range(max_batch_size, local_batch_size_range)
         if np.any(~((n >= 1) & (n <= k))):
             raise ConfigError(f"each node needs a worker: found {n} nodes with {k} workers.")
@@ -117,16 +164,7 @@ class JointGoodput:
             local = np.where(k == 1, initial, _within(np.ceil(per_worker - ROUNDING), k, largest, initial)).astype(int)
         goodput = np.asarray(self.goodput(n, k, local, accum))
         # Batches that do not fit stay in the arrays, as worth nothing.
-        goodput = np.where((least <= local) & (local <= most), goodput, 0.0)
-        value = goodput
-        if worth is not None:
-            value = worth(goodput, np.asarray(self.throughput(n, k, local, accum)))
-        best = np.argmax(value, axis=0)[None]
-        return (
-            plain(np.take_along_axis(goodput, best, axis=0)[0]),
-            plain(np.take_along_axis(local, best, axis=0)[0]),
-            plain(np.take_along_axis(accum, best, axis=0)[0]),
-        )
+        return np.where((least <= local) & (local <= most), goodput, 0.0), local, accum
 
     def _search_range(
         self, max_batch_size: float | None, local_range: tuple[int | None, int | None] | None

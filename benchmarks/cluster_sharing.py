@@ -1,0 +1,377 @@
+"""Average completion time of many jobs on one cluster, in the simulator that Pollux was published with.
+
+    git clone --branch osdi21-artifact https://github.com/petuum/adaptdl CHECKOUT
+    pip install autograd
+    python benchmarks/cluster_sharing.py --pollux CHECKOUT --load 1.0 -o benchmarks/results/cluster_sharing.json
+    python benchmarks/cluster_sharing.py --pollux CHECKOUT --input-bound --policy joint --policy proportional --policy tuned
+
+The simulator, its traces and its workloads are the checkout's: 160 jobs in 8 hours on 16 nodes of 4 GPUs, 8 workloads at each of 4 loads.
+The benchmark puts its own policy in the place of Pollux's, and leaves the rest as it is, with two exceptions. The fit of a job's step time
+minimises the simulator's own objective, from where the last fit ended: its first way takes a second each. And a job's input may limit
+it: half of the jobs (``--input-bound``) need as many cores for each GPU as Synergy measured for five image models, the others one, of 3
+that there are.
+
+Policies: ``joint`` chooses workers and cores together. ``proportional`` chooses workers as if no job had an input, and gives each GPU its
+3 cores. ``tuned`` is the same, after which each node's jobs leave the cores that they do not need to those that need more, as Synergy's
+tuning does. Both take workers from this project's solver of Pollux's objective, not from Pollux's genetic search.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import math
+import os
+import shlex
+import statistics
+import sys
+import time
+import types
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import scipy
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
+
+from benchmarks.side_by_side import machine, versions
+from offload.model import GradientNoise, JointGoodput, StepTime
+from offload.model.allocation.allocate import allocate
+from offload.model.allocation.values import Holding, Job, Rules
+from offload.model.overlap import overlapped
+from offload.model.placement import NodeResources, WorkerResources
+
+PUBLISHED = {
+    "0.5": 1534.0,
+    "1.0": 2751.0,
+    "1.5": 3685.0,
+    "2.0": 5289.0,
+}  # the checkout's results-jobload, means of 8 workloads
+NODES, GPUS, CORES_PER_GPU = 16, 4, 3
+OVERLAP = 8.0
+# How much faster a GPU trains with enough cores than with 3, all data in memory: AlexNet, ShuffleNet, ResNet-18, MobileNet, ResNet-50.
+# Source: msr-fiddle/synergy, simulator/jobs/model.py at 1b013c2, `use_real_scores` (Mohan et al., "Looking Beyond GPUs for DNN
+# Scheduling on Multi-Tenant Clusters", OSDI'22).
+SENSITIVITIES = (2.94, 2.89, 2.4, 1.55, 1.15)
+CORES_OF_OTHERS = 1.0  # for each GPU: Synergy's language models
+POLICIES = ("joint", "proportional", "tuned")
+
+
+class Unusable(click.ClickException):
+    """What the simulator's checkout lacks."""
+
+
+def simulator_of(checkout: Path) -> Any:
+    """The checkout's simulator as a module, on current versions of numpy and pandas.
+
+    This benchmark's policy is in the place of Pollux's own, which needs pymoo 0.4.2. The other two are not run.
+    """
+    folder = checkout / "simulator"
+    if not (folder / "simulator.py").is_file():
+        raise Unusable(f"{folder} holds no simulator.py: give a checkout of petuum/adaptdl, branch osdi21-artifact.")
+    pandas = importlib.import_module("pandas")
+    for name, kind in (("int", int), ("float", float)):
+        setattr(np, name, kind)
+    pandas.DataFrame.append = lambda self, other, ignore_index=False: pandas.concat(
+        [self, other], ignore_index=ignore_index
+    )
+    # The simulator asks by the type of its policy what to tell it.
+    for name, policy in {"Pollux": Sharing, "Optimus": type(None), "Tiresias": type(None)}.items():
+        sys.modules[name.lower()] = types.ModuleType(name.lower())
+        setattr(sys.modules[name.lower()], f"{name}Policy", policy)
+    sys.path.insert(0, str(folder.resolve()))
+    simulator: Any = importlib.import_module("simulator")
+    simulator.fit_perf_params = Fits(importlib.import_module("goodput"))
+    return simulator
+
+
+class Fits:
+    """The simulator's fit of a step time: its objective, minimised from where the fit to one measurement fewer ended."""
+
+    def __init__(self, goodput: Any) -> None:
+        self._goodput = goodput
+        self._ended: dict[tuple[bytes, ...], Any] = {}
+
+    def __call__(self, nodes: Any, workers: Any, sizes: Any, compute: Any, step: Any) -> Any:
+        data = [np.asarray(column, dtype=float) for column in (nodes, workers, sizes, compute, step)]
+        key = tuple(column.tobytes() for column in data)
+        if key not in self._ended:
+            before = self._ended.get(tuple(column[:-1].tobytes() for column in data))
+            self._ended[key] = self._fit(data, before)
+        return self._goodput.PerfParams(*self._ended[key])
+
+    def _fit(self, data: list[Any], before: Any) -> Any:
+        nodes, workers, sizes, compute, _ = data
+        start = np.array([0.1, 0.01] * 3 + [1.001])
+        lower, upper = np.array([1e-8] * 6 + [1.0]), np.array([np.inf] * 6 + [10.0])
+        # In the order of the simulator: compute, several nodes, one node, gamma. What was not observed stays at its lower bound.
+        seen = [True, True, *[bool(np.any(nodes > 1))] * 2, *[bool(np.any((nodes == 1) & (workers > 1)))] * 2, True]
+        seen[3] &= bool(np.any(workers > 2))
+        seen[5] &= bool(np.any(workers > 2))
+        free = np.array(seen)
+        start[~free] = lower[~free]
+        if len(np.unique(sizes)) == 1:
+            free[0], start[0] = False, float(np.mean(compute)) / 2
+        if before is not None:
+            start[free] = np.clip(np.maximum(before[free], 1e-6), lower[free], upper[free] - 0.1)
+            start[6] = max(start[6], 1.001)
+
+        def value(x: Any) -> float:
+            whole = start.copy()
+            whole[free] = x
+            return float(self._goodput._obj_fn(whole, *data))
+
+        def slope(x: Any) -> Any:
+            here, steps = value(x), 1e-6 * np.maximum(np.abs(x), 1e-5)
+            return np.array(
+                [(value(x + step * (np.arange(len(x)) == i)) - here) / step for i, step in enumerate(steps)]
+            )
+
+        bounds = scipy.optimize.Bounds(lower[free], upper[free])
+        fitted = start.copy()
+        fitted[free] = scipy.optimize.minimize(value, start[free], jac=slope, bounds=bounds, options={"maxiter": 100}).x
+        if not np.any(nodes > 1):
+            fitted[2:4] = np.maximum(fitted[2:4], 1.1 * fitted[4:6])
+        return fitted
+
+
+class Sharing:
+    """The simulated cluster under one policy, in the place of the simulator's own."""
+
+    def __init__(self, simulator: Any, policy: str, *, input_bound: bool) -> None:
+        self.policy, self.input_bound = policy, input_bound
+        self.cluster: Any = None
+        self.cores: dict[str, int] = {}
+        self.seconds: list[float] = []
+        self._simulator = simulator
+
+    def core_seconds(self, job: Any) -> float:
+        """Of one sample: such that a GPU at full speed needs as many cores as were measured; 0 without input."""
+        if not self.input_bound:
+            return 0.0
+        number = int(job.name.rsplit("-", 1)[1])
+        sensitive = number % 2 == 0
+        needed = CORES_PER_GPU * SENSITIVITIES[number // 2 % len(SENSITIVITIES)] if sensitive else CORES_OF_OTHERS
+        return needed / full_rate(job.application)
+
+    def optimize(self, infos: Any, nodes: Any, present: Any, _template: Any) -> tuple[dict[str, list[int]], int]:
+        """The simulator's question: nodes of each job's workers."""
+        by_name = {job.name: job for job in self.cluster.jobs}
+        cluster = [
+            NodeResources(name=f"{i:02}", cpus=GPUS * CORES_PER_GPU, gpus=GPUS, gpu_type="GPU")
+            for i in range(len(nodes))
+        ]
+        jobs = [self._job(by_name[name], info, present.get(name, [])) for name, info in infos.items()]
+        began = time.perf_counter()
+        shared = allocate(jobs, cluster, Rules(first_cores=CORES_PER_GPU))
+        self.seconds.append(time.perf_counter() - began)
+        placed = {
+            name: [int(node) for node, count in sorted(a.holding.workers.items()) for _ in range(count)]
+            for name, a in shared.items()
+        }
+        if self.policy == "joint":
+            self.cores = {name: a.holding.core_count for name, a in shared.items()}
+        else:
+            self.cores = {name: CORES_PER_GPU * len(held) for name, held in placed.items()}
+            if self.policy == "tuned":
+                self.cores = self._tuned(placed, by_name)
+        return placed, len(nodes)
+
+    def _job(self, job: Any, info: Any, held: Sequence[int]) -> Job:
+        measured: dict[str, Any] = {}
+        if job.perf_params is not None:
+            measured = {
+                "step_times": {"GPU": step_time(job)},
+                "noise": noise(job),
+                "max_batch_size": float(job.application.max_batch_size),
+                "local_batch_sizes": local_sizes(job.application),
+                "core_seconds_per_sample": self.core_seconds(job) if self.policy == "joint" else 0.0,
+                "overlap": OVERLAP,
+            }
+        workers = {f"{i:02}": list(held).count(i) for i in sorted(set(held))}
+        return Job(
+            name=job.name,
+            worker=WorkerResources(cpus=0.0, gpus=1.0),
+            workers=(1, int(info.max_replicas)),
+            age_s=float(info.age),
+            restarts=int(info.num_restarts),
+            present=Holding(kind="GPU" if held else None, workers=workers),
+            **measured,
+        )
+
+    def _tuned(self, placed: dict[str, list[int]], by_name: dict[str, Any]) -> dict[str, int]:
+        """On each node, jobs give what is above their need to those below it, in equal shares of what these lack."""
+        cores = dict.fromkeys(placed, 0.0)
+        for node in range(NODES):
+            here = {name: held.count(node) for name, held in placed.items() if node in held}
+            need = {
+                name: n * self.core_seconds(by_name[name]) * full_rate(by_name[name].application)
+                for name, n in here.items()
+            }
+            fair = {name: float(CORES_PER_GPU * n) for name, n in here.items()}
+            lack = {name: max(need[name] - fair[name], 0.0) for name in here}
+            spare = sum(max(fair[name] - math.ceil(need[name]), 0.0) for name in here) + CORES_PER_GPU * (
+                GPUS - sum(here.values())
+            )
+            share = min(spare / sum(lack.values()), 1.0) if sum(lack.values()) else 0.0
+            for name in here:
+                cores[name] += fair[name] + share * lack[name] if lack[name] else min(fair[name], math.ceil(need[name]))
+        return {name: max(int(count), 1) for name, count in cores.items()}
+
+    def rate(self, job: Any) -> float:
+        """Samples/s of the job's input; infinite without one."""
+        cost = self.core_seconds(job)
+        return self.cores.get(job.name, 0) / cost if cost else math.inf
+
+    @contextlib.contextmanager
+    def in_charge(self) -> Iterator[None]:
+        """The simulator's jobs wait for their input meanwhile; under ``joint``, they choose their batch with it."""
+        kind = self._simulator.Job
+        step, choose_batch = kind.step, kind.update_local_bsz
+
+        def waiting_step(job: Any, seconds: float, interference: float = 0.0) -> None:
+            step(job, seconds, interference=1 - (1 - interference) * self._speed(job))
+
+        def choose(job: Any, placement: Any) -> None:
+            choose_batch(job, placement)
+            rate = self.rate(job)
+            if (
+                self.policy == "joint"
+                and job.perf_params is not None
+                and job.target_batch_size is None
+                and 0 < rate < math.inf
+            ):
+                spots = [n for n in placement if n]
+                _, job.atomic_bsz, job.accum_steps = JointGoodput(step_time(job), noise(job), rate, OVERLAP).optimize(
+                    len(spots),
+                    sum(spots),
+                    job.application.max_batch_size,
+                    local_sizes(job.application),
+                    accumulate=True,
+                )
+
+        kind.step, kind.update_local_bsz = waiting_step, choose
+        try:
+            yield
+        finally:
+            kind.step, kind.update_local_bsz = step, choose_batch
+
+    def _speed(self, job: Any) -> float:
+        """The job's speed relative to that with an infinitely fast input."""
+        rate = self.rate(job)
+        if math.isinf(rate) or not job.placement or not job.atomic_bsz:
+            return 1.0
+        if not rate:
+            return 0.0
+        placement = tuple(filter(None, job.placement))
+        whole, sync = job.application.get_throughput(placement, job.atomic_bsz)
+        gpu = whole + (whole - sync) * job.accum_steps
+        batch = sum(placement) * job.atomic_bsz * (job.accum_steps + 1)
+        return float(gpu / overlapped(gpu, batch / rate, OVERLAP))
+
+
+@cache
+def full_rate(application: Any) -> float:
+    """Samples/s of one GPU with the largest local batch that was traced."""
+    whole, _ = application.get_throughput((1,), int(application.max_local_bsz))
+    return float(application.max_local_bsz / whole)
+
+
+def step_time(job: Any) -> StepTime:
+    """The simulator's parameters in this project's names."""
+    p = job.perf_params
+    return StepTime(
+        p.alpha_c, max(p.beta_c, 1e-12), p.alpha_r, p.beta_r, p.alpha_n, p.beta_n, min(max(p.gamma, 1.0), 10.0)
+    )
+
+
+def noise(job: Any) -> GradientNoise:
+    """The job's gradient noise as of its current epoch."""
+    sqr, var = job.grad_params
+    return GradientNoise(
+        sqr=max(float(sqr), 0.0), var=max(float(var), 0.0), batch_size=float(job.application.init_batch_size)
+    )
+
+
+def local_sizes(application: Any) -> tuple[int, int]:
+    """The local batches that were traced."""
+    return int(application.min_local_bsz), int(application.max_local_bsz)
+
+
+def run(simulator: Any, workload: Path, policy: str, *, input_bound: bool, first: int | None) -> dict[str, Any]:
+    """Simulate one workload, or its first jobs, to its end."""
+    pandas = importlib.import_module("pandas")
+    sharing = Sharing(simulator, policy, input_bound=input_bound)
+    sharing.cluster = simulator.Cluster(pandas.read_csv(workload, nrows=first), sharing, NODES, num_gpus=GPUS)
+    with sharing.in_charge():
+        while not sharing.cluster.all_complete():
+            sharing.cluster.step(60)
+    times = sharing.cluster.get_jcts()
+    return {
+        "workload": workload.stem,
+        "jobs": len(times),
+        "policy": policy,
+        "input_bound": input_bound,
+        "average_completion_s": round(statistics.fmean(times.values()), 1),
+        "restarts": sum(job.num_restarts or 0 for job in sharing.cluster.jobs),
+        "decision_s_p95": round(float(np.percentile(sharing.seconds, 95)), 3),
+    }
+
+
+@click.command()
+@click.option(
+    "--pollux",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    required=True,
+    help="A checkout of petuum/adaptdl.",
+)
+@click.option("--load", "loads", multiple=True, type=click.Choice(list(PUBLISHED)), default=("1.0",), show_default=True)
+@click.option("--workload", "numbers", multiple=True, type=click.IntRange(1, 8), default=tuple(range(1, 9)))
+@click.option("--policy", "policies", multiple=True, type=click.Choice(POLICIES), default=("joint",), show_default=True)
+@click.option("--input-bound", is_flag=True, help="Half of the jobs need more cores than 3 for each GPU.")
+@click.option("--first", type=click.IntRange(min=1), help="Only the first jobs of a workload, for a quick look.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Rows are added to this file.")
+def main(
+    pollux: Path,
+    loads: tuple[str, ...],
+    numbers: tuple[int, ...],
+    policies: tuple[str, ...],
+    input_bound: bool,
+    first: int | None,
+    output: Path | None,
+) -> None:
+    """Share a simulated cluster among the jobs of published workloads, and average their completion times."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    simulator = simulator_of(pollux)
+    rows = json.loads(output.read_text(encoding="utf-8"))["rows"] if output and output.exists() else []
+    for load in loads:
+        folder = pollux / "simulator" / ("workloads" if load == "1.0" else f"workloads-{load}")
+        for number in numbers:
+            for policy in policies:
+                row = {
+                    "load": load,
+                    **run(simulator, folder / f"workload-{number}.csv", policy, input_bound=input_bound, first=first),
+                }
+                print(json.dumps(row), flush=True)
+                same = ("load", "workload", "jobs", "policy", "input_bound")
+                rows = [old for old in rows if any(old[key] != row[key] for key in same)] + [row]
+                if output:
+                    result = {
+                        "command": shlex.join(
+                            ["python", "benchmarks/cluster_sharing.py", "--pollux", "CHECKOUT", "..."]
+                        ),
+                        "machine": machine(),
+                        "versions": {**versions(), "numpy": np.__version__, "scipy": scipy.__version__},
+                        "published_means_s": PUBLISHED,
+                        "rows": rows,
+                    }
+                    output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

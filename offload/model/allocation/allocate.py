@@ -1,0 +1,292 @@
+"""Who holds what: the joint allocation of workers and preprocessing cores among the jobs of one cluster.
+
+First counts (:mod:`counts`), then nodes (:mod:`placing`). Priority decides who has its least workers; weights and fairness decide the rest.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from offload.errors import ConfigError
+from offload.formatting import count as amount
+from offload.model.allocation.choices import Choices, Cluster, choices_of, goodput_model, restart_factor
+from offload.model.allocation.counts import ROUNDING, Counted, Programme, choose, cost_of
+from offload.model.allocation.placing import Wanted, place, spreads
+from offload.model.allocation.values import Allotment, Holding, Job, Rules, check_names
+from offload.model.placement import NodeResources, beside
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """The allotments of one decision, with the cost of the counts and the bound of :class:`~offload.model.allocation.counts.Counted`."""
+
+    allotments: Mapping[str, Allotment]
+    cost: float
+    bound: float
+
+
+def allocate(jobs: Sequence[Job], nodes: Sequence[NodeResources], rules: Rules) -> dict[str, Allotment]:
+    """What each job is to hold, by its name.
+
+    The capacity of no node is exceeded. Jobs that are not preemptible keep what they hold. Equal arguments give equal results.
+
+    Raises ConfigError if two jobs or two nodes have the same name, or if a job that keeps what it holds, holds more than there is.
+    """
+    return dict(decide(jobs, nodes, rules).allotments)
+
+
+def decide(jobs: Sequence[Job], nodes: Sequence[NodeResources], rules: Rules) -> Decision:
+    """:func:`allocate`, with how near the counts are to the best ones."""
+    check_names([job.name for job in jobs], "jobs")
+    check_names([node.name for node in nodes], "nodes")
+    names = {node.name for node in nodes}
+    pinned = [job for job in jobs if job.pinned]
+    free = _without(nodes, pinned)
+    sharing = [_on_these_nodes(job, names) for job in jobs if not job.pinned]
+    # Sorted, so that the order in which jobs are listed does not matter.
+    sharing.sort(key=lambda job: job.name)
+    cluster = Cluster(free, len(sharing))
+    tables = [choices_of(job, cluster, rules) for job in sharing]
+    counted = _by_priority(sharing, tables, cluster, rules)
+    chosen = counted.chosen
+    cores = _with_spare_cores(tables, chosen, cluster.cpus, rules)
+    wanted = _wanted(sharing, tables, chosen, cores)
+    placed = place(wanted, free, may_move=False)
+    price = partial(_cost, sharing, tables, rules)
+    if any(
+        spreads(w, placed[w.job.name].worker_count, len(placed[w.job.name].workers), free)
+        for w in wanted
+        if not w.stands
+    ):
+        placed = min(placed, place(wanted, free, may_move=True), key=price)
+    if any(now.workers and not now.same_workers(w.job.present) for w, now in _of_holders(wanted, placed)):
+        # Nodes may hold less than was counted: a restart for it must still be worth it.
+        staying = _staying(tables, chosen, rules)
+        stayed = place(
+            _wanted(sharing, tables, staying, _with_spare_cores(tables, staying, cluster.cpus, rules)),
+            free,
+            may_move=False,
+        )
+        if all(stayed[w.job.name].workers for w in wanted):
+            placed = min(stayed, placed, key=price)
+    allotments = {job.name: _kept(job) for job in pinned}
+    for job, table, c in zip(sharing, tables, chosen, strict=True):
+        allotments[job.name] = _explained(job, table, c, placed.get(job.name, Holding()), tables)
+    return Decision({job.name: allotments[job.name] for job in jobs}, counted.cost, counted.bound)
+
+
+def _wanted(
+    jobs: Sequence[Job], tables: Sequence[Choices], chosen: Sequence[int], cores: Sequence[int]
+) -> list[Wanted]:
+    return [
+        Wanted(
+            job=job,
+            kind=table.kinds[c] or "",
+            workers=int(table.workers[c]),
+            cores=mine,
+            stands=bool(table.stands[c]),
+            goodput=partial(_goodput_at, job, table.kinds[c], mine),
+        )
+        for job, table, c, mine in zip(jobs, tables, chosen, cores, strict=True)
+        if table.workers[c] > 0
+    ]
+
+
+def _of_holders(wanted: Sequence[Wanted], placed: Mapping[str, Holding]) -> list[tuple[Wanted, Holding]]:
+    return [(want, placed[want.job.name]) for want in wanted if want.job.present.workers]
+
+
+def _staying(tables: Sequence[Choices], chosen: Sequence[int], rules: Rules) -> list[int]:
+    """The choices, but with workers where they are for each job that may keep them, and no more cores than chosen."""
+    staying = []
+    for table, c in zip(tables, chosen, strict=True):
+        standing = [k for k in range(len(table.kinds)) if table.stands[k] and table.kinds[k] and c]
+        within = [
+            k for k in standing if table.cores[k] <= table.cores[c] and table.usd_per_hour[k] <= table.usd_per_hour[c]
+        ]
+        if within:
+            staying.append(max(within, key=lambda k: float(table.cores[k])))
+        elif standing and rules.usd_per_hour is None:
+            staying.append(min(standing, key=lambda k: float(table.cores[k])))
+        else:
+            staying.append(c)
+    return staying
+
+
+def _with_spare_cores(tables: Sequence[Choices], chosen: Sequence[int], cpus: float, rules: Rules) -> list[int]:
+    """The cores of the choices, and what they leave over, for those that are furthest from enough.
+
+    Choices count cores in steps. What is left between the steps costs no restart.
+    """
+    cores = [int(table.cores[c]) for table, c in zip(tables, chosen, strict=True)]
+    enough = [int(table.enough[c]) for table, c in zip(tables, chosen, strict=True)]
+    left = int(cpus - sum(table.cpus[c] for table, c in zip(tables, chosen, strict=True)) + ROUNDING)
+    if rules.usd_per_hour is not None and rules.usd_per_core_hour:
+        spent = sum(float(table.usd_per_hour[c]) for table, c in zip(tables, chosen, strict=True))
+        left = min(left, int((rules.usd_per_hour - spent) / rules.usd_per_core_hour + ROUNDING))
+    short = [(have / want, j) for j, (have, want) in enumerate(zip(cores, enough, strict=True)) if have < want]
+    heapq.heapify(short)
+    while left > 0 and short:
+        _, j = heapq.heappop(short)
+        cores[j] += 1
+        left -= 1
+        if cores[j] < enough[j]:
+            heapq.heappush(short, (cores[j] / enough[j], j))
+    return cores
+
+
+def _without(nodes: Sequence[NodeResources], pinned: Sequence[Job]) -> tuple[NodeResources, ...]:
+    """The nodes without what pinned jobs hold."""
+    held: dict[str, dict[str, float]] = {node.name: {} for node in nodes}
+    for job in pinned:
+        for name, count in job.present.workers.items():
+            if name in held:
+                amounts = {"CPU": job.worker.cpus, "GPU": job.worker.gpus, **job.worker.others}
+                for resource, reserved in amounts.items():
+                    held[name][resource] = held[name].get(resource, 0.0) + count * reserved
+        for name, count in job.present.cores.items():
+            if name in held:
+                held[name]["CPU"] = held[name].get("CPU", 0.0) + count
+    for node in nodes:
+        for resource, have in (("CPU", node.cpus), ("GPU", node.gpus)):
+            taken = held[node.name].get(resource, 0.0)
+            if taken > have + 0.5:
+                raise ConfigError(
+                    f"jobs that keep what they hold, hold {taken:g} {resource}s of node {node.name}, which has {have:g}: "
+                    "correct what is reported of them."
+                )
+    return tuple(beside(node, held[node.name]) for node in nodes)
+
+
+def _on_these_nodes(job: Job, names: set[str]) -> Job:
+    """The job without workers if one of their nodes is gone: those that are left must restart anyway."""
+    cores = {name: count for name, count in job.present.cores.items() if name in names}
+    if any(name not in names for name in job.present.workers):
+        return replace(job, present=Holding(cores=cores))
+    return replace(job, present=replace(job.present, cores=cores))
+
+
+def _by_priority(jobs: Sequence[Job], tables: Sequence[Choices], cluster: Cluster, rules: Rules) -> Counted:
+    """Counts in which jobs of higher priority have something before those of lower priority."""
+    if not jobs:
+        return Counted((), 0.0, 0.0)
+    # Among equals, who holds something keeps it, then who waits longest is first.
+    order = sorted(range(len(jobs)), key=lambda j: (not jobs[j].present.workers, -jobs[j].age_s, jobs[j].name))
+    rank = [0] * len(jobs)
+    for place_in_line, j in enumerate(order):
+        rank[j] = place_in_line
+    budget = rules.usd_per_hour
+
+    def programme(tables: Sequence[Choices]) -> Programme:
+        weights = [job.weight for job in jobs]
+        return Programme.of(tables, weights, rules.fairness, cluster.gpus, cluster.cpus, budget, rank)
+
+    classes = sorted({job.priority for job in jobs}, reverse=True)
+    must, before = [False] * len(jobs), [0] * len(jobs)
+    for priority in classes[:-1]:
+        # Only the least that each job of this class and those above needs: the rest is decided with all others.
+        admitted = [
+            _only(table, _least(table) if job.priority >= priority else [0])
+            for job, table in zip(jobs, tables, strict=True)
+        ]
+        before = list(choose(programme(admitted), must, rules.exact_up_to, before).chosen)
+        must = [c > 0 for c in before]
+    start = [_least(table)[c] for table, c in zip(tables, before, strict=True)]
+    return choose(programme(tables), must, rules.exact_up_to, start)
+
+
+def _least(table: Choices) -> list[int]:
+    """The places of nothing, and for each kind of the fewest workers and cores that make progress."""
+    places = [0]
+    for kind in dict.fromkeys(table.kinds[1:]):
+        mine = [c for c in range(1, len(table.kinds)) if table.kinds[c] == kind]
+        places.append(min(mine, key=lambda c: (table.workers[c], table.cores[c], c)))
+    return places
+
+
+def _only(table: Choices, places: list[int]) -> Choices:
+    arrays = ("workers", "nodes", "cores", "gpus", "cpus", "usd_per_hour", "goodput", "worth", "stands", "enough")
+    return replace(
+        table, kinds=tuple(table.kinds[c] for c in places), **{name: getattr(table, name)[places] for name in arrays}
+    )
+
+
+def _goodput_at(job: Job, kind: str | None, cores: int, workers: int, nodes: int) -> float:
+    """The predicted goodput of so many workers on so many nodes; their number for a job without measurements."""
+    if not job.measured or kind is None:
+        return float(workers)
+    rate = cores / job.core_seconds_per_sample if job.core_seconds_per_sample else np.inf
+    value, _ = goodput_model(job, kind).best_at_rates(
+        [nodes], [workers], [[rate]], job.max_batch_size if job.noise else None, job.local_batch_sizes
+    )
+    return float(value[0, 0])
+
+
+def _cost(jobs: Sequence[Job], tables: Sequence[Choices], rules: Rules, placed: Mapping[str, Holding]) -> float:
+    """The cost of what is really placed: some jobs span more nodes than counted, others moved."""
+    total = 0.0
+    for job, table in zip(jobs, tables, strict=True):
+        held = placed.get(job.name, Holding())
+        worth = 0.0
+        if held.worker_count:
+            goodput = _goodput_at(job, held.kind, held.core_count, held.worker_count, len(held.workers))
+            worth = goodput / table.fair_goodput if table.fair_goodput else goodput / max(job.workers[0], 1)
+            if job.present.workers and not held.same_workers(job.present):
+                worth *= float(restart_factor(job, np.array([goodput]))[0])
+        total += job.weight * float(cost_of(np.array([worth]), rules.fairness)[0])
+    return total
+
+
+def _kept(job: Job) -> Allotment:
+    return Allotment(
+        holding=job.present,
+        goodput=None,
+        speedup=None,
+        restarts=False,
+        reason="keeps what it holds: it is not preemptible",
+    )
+
+
+def _explained(job: Job, table: Choices, chosen: int, held: Holding, tables: Sequence[Choices]) -> Allotment:
+    before, now = job.present.worker_count, held.worker_count
+    restarts = bool(now) and bool(before) and not held.same_workers(job.present)
+    goodput = speedup = None
+    if job.measured and now:
+        goodput = _goodput_at(job, held.kind, held.core_count, now, len(held.workers))
+        speedup = goodput / table.fair_goodput if table.fair_goodput else None
+    elif job.measured:
+        goodput, speedup = 0.0, 0.0
+    has = f"{amount(now, 'worker')}{_on(held.kind)} and {amount(held.core_count, 'core')}"
+    if not now:
+        why = _why_nothing(job, table, chosen, before)
+    elif not job.measured:
+        why = f"{has}: to be measured"
+    else:
+        why = f"{has}: goodput {goodput:.4g}/s, {speedup or 0.0:.2f} × that of an equal share"
+        if before and now == before and not restarts:
+            why += "; its workers stay"
+        elif before and now == before:
+            why += "; its workers move, to pack the nodes"
+        elif before:
+            why += f"; had {amount(before, 'worker')}, and the change is worth a restart of {job.restart_s:.3g} s"
+    return Allotment(holding=held, goodput=goodput, speedup=speedup, restarts=restarts, reason=why)
+
+
+def _on(kind: str | None) -> str:
+    return f" ({kind})" if kind else ""
+
+
+def _why_nothing(job: Job, table: Choices, chosen: int, before: int) -> str:
+    least = max(job.workers[0], 1)
+    if len(table.kinds) == 1:
+        return f"waits: no node of the cluster can hold {amount(least, 'worker')} of it that would make progress"
+    if chosen:
+        return f"waits: {amount(least, 'worker')} fit the cluster, but not the gaps between the others"
+    if before:
+        return f"gives up {amount(before, 'worker')}: others of higher priority or need go first"
+    return f"waits: others of higher priority or need hold what {amount(least, 'worker')} would take"

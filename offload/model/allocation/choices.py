@@ -1,0 +1,293 @@
+"""What each job could hold, and what that would be worth: workers of one kind and preprocessing cores, as arrays.
+
+Where it stops: a choice counts workers and cores; :mod:`placing` finds their nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from offload.model.allocation.values import NO_GPU, Job, Rules
+from offload.model.goodput import JointGoodput
+from offload.model.input_rate import BYTES_PER_GIGABIT, NETWORK_EFFICIENCY
+from offload.model.noise import GradientNoise
+from offload.model.overlap import Floats
+from offload.model.placement import UNKNOWN_GPU, NodeResources
+
+# Preprocessing rates that a job can choose from, relative to what its workers could take at full speed. With an overlap of 8, a rate
+# of 1 leaves 8 % of the time to waiting, and a rate of 2 nothing.
+CORE_LEVELS = (0.15, 0.3, 0.45, 0.6, 0.75, 0.9, 1.0, 1.15, 1.4, 2.0)
+COUNTS_PER_OCTAVE = 4  # of worker counts above the eighth
+COLUMNS = ("workers", "nodes", "cores", "goodput", "stands", "enough")
+ALONE = 64  # workers of a node that reserve neither GPUs nor CPUs
+
+
+def kind_of(node: NodeResources, job: Job) -> str | None:
+    """The kind of the node for this job's workers; None if the node cannot hold one."""
+    if not job.worker.gpus:
+        return NO_GPU if slots(node, job) else None
+    return (node.gpu_type or UNKNOWN_GPU) if slots(node, job) else None
+
+
+def slots(node: NodeResources, job: Job) -> int:
+    """The most workers of this job that the node could hold if it were empty."""
+    worker = job.worker
+    if (worker.gpus or any(worker.others.values())) and not worker.trains_on(node):
+        return 0
+    most = [node.gpus / worker.gpus] if worker.gpus else []
+    most += [node.cpus / worker.cpus] if worker.cpus else []
+    most += [node.others.get(name, 0.0) / amount for name, amount in worker.others.items() if amount > 0]
+    return int(min(most) + 1e-9) if most else ALONE
+
+
+@dataclass(frozen=True, eq=False)
+class Cluster:
+    """The nodes, without what pinned jobs hold.
+
+    Args:
+        nodes: the nodes' free resources.
+        sharing: the number of jobs among which they are shared.
+    """
+
+    nodes: tuple[NodeResources, ...]
+    sharing: int
+
+    @cached_property
+    def gpus(self) -> dict[str, float]:
+        """GPUs of each kind."""
+        total: dict[str, float] = {}
+        for node in self.nodes:
+            if node.gpus:
+                kind = node.gpu_type or UNKNOWN_GPU
+                total[kind] = total.get(kind, 0.0) + node.gpus
+        return total
+
+    @cached_property
+    def cpus(self) -> float:
+        """All cores."""
+        return sum(node.cpus for node in self.nodes)
+
+    def room(self, job: Job) -> dict[str, tuple[int, int]]:
+        """For each kind of node that could hold the job's workers: the most on one node, and on all."""
+        rooms: dict[str, tuple[int, int]] = {}
+        # Nodes of one type need one look.
+        counts: dict[tuple[object, ...], list[NodeResources]] = {}
+        for node in self.nodes:
+            counts.setdefault((node.gpus, node.cpus, node.gpu_type, tuple(sorted(node.others.items()))), []).append(
+                node
+            )
+        for alike in counts.values():
+            kind, most = kind_of(alike[0], job), slots(alike[0], job)
+            if kind is not None:
+                widest, total = rooms.get(kind, (0, 0))
+                rooms[kind] = (max(widest, most), total + most * len(alike))
+        return rooms
+
+
+@dataclass(frozen=True, eq=False)
+class Choices:
+    """What one job could hold: arrays over its choices, of which the first is nothing.
+
+    Args:
+        kinds: the kind of its workers' nodes; None for nothing.
+        workers, nodes, cores: how many of each; ``cores`` are those that preprocess.
+        gpus: the GPUs that it takes of its kind.
+        cpus: all cores that it takes, those of its workers included.
+        usd_per_hour: its price.
+        goodput: predicted; NaN for a job without measurements.
+        worth: goodput relative to that of an equal share, less what a restart costs.
+        stands: whether its workers stay where they are.
+        enough: cores with which its workers never wait: more are of no use.
+        fair_goodput: the goodput of an equal share.
+    """
+
+    kinds: tuple[str | None, ...]
+    workers: Floats
+    nodes: Floats
+    cores: Floats
+    gpus: Floats
+    cpus: Floats
+    usd_per_hour: Floats
+    goodput: Floats
+    worth: Floats
+    stands: Floats
+    enough: Floats
+    fair_goodput: float
+
+
+def choices_of(job: Job, cluster: Cluster, rules: Rules) -> Choices:
+    """All choices of one job that its bounds and the cluster allow, without those that another one beats in everything."""
+    rooms = cluster.room(job)
+    if not job.measured:
+        return _first_choices(job, rooms, rules)
+    fair = _fair_goodput(job, cluster, rooms, rules)
+    rows: list[tuple[str | None, Floats]] = []
+    for kind in sorted(rooms):
+        if kind in job.step_times:
+            table = _table(job, kind, rooms[kind], cluster, rules)
+            rows.append((kind, table[_undominated(table)]))
+    kinds = tuple(kind for kind, table in rows for _ in range(len(table)))
+    table = np.concatenate([np.zeros((0, len(COLUMNS))), *(table for _, table in rows)])
+    return _priced(job, kinds, table, fair, rules)
+
+
+def _priced(job: Job, kinds: tuple[str | None, ...], table: Floats, fair: float, rules: Rules) -> Choices:
+    """Choices from rows of ``COLUMNS``, with nothing before them."""
+    whole = np.concatenate([np.zeros((1, len(COLUMNS))), table])
+    workers, nodes, cores, goodput, stands, enough = whole.T
+    with np.errstate(invalid="ignore"):
+        worth = np.where(np.isnan(goodput), workers / max(job.workers[0], 1), goodput / max(fair, 1e-300))
+    restarts = (stands == 0) & (workers > 0) & bool(job.present.workers)
+    worth = np.where(restarts, worth * restart_factor(job, goodput), worth)
+    gpus = workers * job.worker.gpus
+    # A worker that reserves a token share of its host's core leaves the whole of it to preprocessing.
+    cpus = cores + np.round(workers * job.worker.cpus)
+    price = np.array([0.0, *(rules.usd_per_gpu_hour.get(kind or "", 0.0) for kind in kinds)])
+    usd = gpus * price + cpus * rules.usd_per_core_hour
+    return Choices((None, *kinds), workers, nodes, cores, gpus, cpus, usd, goodput, worth, stands, enough, fair)
+
+
+def restart_factor(job: Job, goodput: Floats) -> Floats:
+    """The share of its goodput that a job keeps if it restarts for it.
+
+    ``(age − restarts·delay)/(age + delay)``: the share of its time that it trained and would have trained with one restart more (Qiao et
+    al., "Pollux", OSDI'21, section 4.2). A job whose end is in sight trains for ``work_left/goodput`` more, so it keeps at most
+    ``left/(left + delay)``.
+    """
+    delay = job.restart_s
+    if not delay:
+        return np.ones_like(goodput)
+    factor = np.full_like(goodput, max(job.age_s - job.restarts * delay, 0.0) / (job.age_s + delay))
+    if job.work_left is not None:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            left = np.where(goodput > 0, job.work_left / goodput, np.inf)
+            factor = np.minimum(factor, np.where(np.isfinite(left), left / (left + delay), 1.0))
+    return factor
+
+
+def _first_choices(job: Job, rooms: dict[str, tuple[int, int]], rules: Rules) -> Choices:
+    """What a job without measurements may hold: its least workers, to be measured with; or what it has."""
+    least = max(job.workers[0], 1)
+    cores = float(np.clip(rules.first_cores * least, *job.cores))
+    rows, kinds = [], []
+    for kind in sorted(rooms):
+        widest, total = rooms[kind]
+        stands = job.present.kind == kind and job.present.worker_count == least
+        if least <= min(total, job.workers[1]):
+            rows.append((least, math.ceil(least / widest), cores, math.nan, float(stands), cores))
+            kinds.append(kind)
+    return _priced(job, tuple(kinds), np.array(rows).reshape(-1, len(COLUMNS)), 0.0, rules)
+
+
+def _table(job: Job, kind: str, room: tuple[int, int], cluster: Cluster, rules: Rules) -> Floats:
+    """Rows of ``COLUMNS`` for one kind."""
+    widest, total = room
+    here = job.present.worker_count if job.present.kind == kind else 0
+    most = min(job.workers[1], total)
+    if job.measured_workers is not None:
+        most = min(most, max(int(rules.growth * job.measured_workers), job.workers[0], 1))
+    counts = np.array(_counts(max(job.workers[0], 1), most, here), dtype=int)
+    if not len(counts):
+        return np.zeros((0, len(COLUMNS)))
+    nodes = -(-counts // widest)
+    stands = counts == here
+    spread = sum(1 for held in job.present.workers.values() if held)
+    if np.any(stands) and spread > nodes[stands][0]:
+        # Where it is, it spans more nodes than it needs: to pack it costs a restart, so both are choices.
+        counts, nodes = np.append(counts, here), np.append(nodes, spread)
+        stands = np.append(np.zeros(len(counts) - 1, dtype=bool), [True])
+    cores, goodput = _over_cores(job, kind, counts, nodes, cluster, rules)
+    columns = (counts, nodes, cores, goodput, stands, cores[-1])
+    shape = cores.shape
+    rows = np.stack([np.broadcast_to(column, shape).ravel().astype(float) for column in columns], axis=1)
+    return rows[rows[:, 3] > 0]
+
+
+def _counts(least: int, most: int, here: int) -> list[int]:
+    """Worker counts to choose from: all small ones, and ``COUNTS_PER_OCTAVE`` in each doubling."""
+    chosen = []
+    for count in range(least, most + 1):
+        step = max(2 ** (count.bit_length() - 1) // COUNTS_PER_OCTAVE, 1)
+        if count <= 8 or count % step == 0 or count in (least, most, here):
+            chosen.append(count)
+    return chosen
+
+
+def goodput_model(job: Job, kind: str) -> JointGoodput:
+    """The job's goodput on this kind of GPU, without an input rate."""
+    noise = job.noise or GradientNoise(sqr=1.0, var=0.0, batch_size=job.batch_size)
+    return JointGoodput(job.step_times[kind], noise, None, job.overlap)
+
+
+def _over_cores(
+    job: Job,
+    kind: str,
+    counts: Floats,
+    nodes: Floats,
+    cluster: Cluster,
+    rules: Rules,
+    levels: Sequence[float] = CORE_LEVELS,
+) -> tuple[Floats, Floats]:
+    """Cores and goodput, of shape (levels, counts)."""
+    model = goodput_model(job, kind)
+    biggest = job.max_batch_size if job.noise else None
+    wire = np.full(len(counts), np.inf)
+    if rules.network_gbps is not None and job.wire_bytes_per_sample:
+        # As if all samples came from other nodes: where its cores will be is not decided yet.
+        per_node = NETWORK_EFFICIENCY * BYTES_PER_GIGABIT * rules.network_gbps / job.wire_bytes_per_sample
+        wire = nodes * per_node
+    free, rate = model.best_at_rates(nodes, counts, wire[None], biggest, job.local_batch_sizes)
+    if not job.core_seconds_per_sample:
+        return np.full(free.shape, float(job.cores[0])), free
+    most = min(job.cores[1], int(cluster.cpus))
+    cores = np.ceil(np.asarray(levels)[:, None] * rate * job.core_seconds_per_sample)
+    cores = np.clip(cores, max(job.cores[0], 1), max(most, 1))
+    goodput, _ = model.best_at_rates(
+        nodes, counts, np.minimum(cores / job.core_seconds_per_sample, wire), biggest, job.local_batch_sizes
+    )
+    return cores, goodput
+
+
+def _fair_goodput(job: Job, cluster: Cluster, rooms: dict[str, tuple[int, int]], rules: Rules) -> float:
+    """The goodput of an equal share of the cluster, averaged over the kinds that the job was measured on by their room."""
+    kinds = [kind for kind in sorted(rooms) if kind in job.step_times]
+    total = sum(rooms[kind][1] for kind in kinds)
+    share = max(math.ceil(total / max(cluster.sharing, 1)), 1)
+    most = max(min(share, job.workers[1]), job.workers[0], 1)
+    cores = max(cluster.cpus / max(cluster.sharing, 1) - most * job.worker.cpus, 1.0)
+    goodput = 0.0
+    for kind in kinds:
+        # Fewer workers where so many do not fit its batch.
+        counts = np.array(_counts(1, most, most))
+        nodes = -(-counts // rooms[kind][0])
+        model = goodput_model(job, kind)
+        rate = cores / job.core_seconds_per_sample if job.core_seconds_per_sample else np.inf
+        value, _ = model.best_at_rates(
+            nodes,
+            counts,
+            np.full((1, len(counts)), rate),
+            job.max_batch_size if job.noise else None,
+            job.local_batch_sizes,
+        )
+        goodput += float(np.max(value)) * rooms[kind][1] / total
+    return goodput
+
+
+def _undominated(table: Floats) -> Floats:
+    """A mask of the rows that no other row beats with as few workers, cores and nodes. Rows that stand always stay."""
+    keep = np.ones(len(table), dtype=bool)
+    order = np.lexsort((-table[:, 3], table[:, 2], table[:, 0]))
+    # By workers, then cores: a row must gain over every row with no more of either.
+    best: list[tuple[float, float]] = []  # (cores, goodput) of those with fewer workers or as many
+    for i in order:
+        cores, goodput = table[i, 2], table[i, 3]
+        if not table[i, 4] and any(c <= cores and g >= goodput * (1 - 1e-9) for c, g in best):
+            keep[i] = False
+            continue
+        best = [(c, g) for c, g in best if c < cores or g > goodput] + [(cores, goodput)]
+    return keep

@@ -1,0 +1,191 @@
+"""One choice for each job such that all fit the cluster and the power mean of what they are worth is largest: a mixed-integer programme.
+
+Where it stops: capacities of the whole cluster; which node holds what is :mod:`placing`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import scipy  # loads scipy.optimize at first use
+
+from offload.model.allocation.choices import Choices
+from offload.model.overlap import Floats
+
+STARVED = 1e-2  # the worth of nothing, so that a power below 0 is finite
+GAP = 1e-4  # relative distance from the optimum that is good enough
+NODES = 2000  # of the search tree: a limit that depends on no clock
+# Cost of all the cluster's GPUs or cores, relative to a job of worth 1: what changes nothing is not taken.
+IDLE_GPUS, IDLE_CORES = 1e-3, 1e-4
+ROUNDING = 1e-7
+
+
+@dataclass(frozen=True, eq=False)
+class Counted:
+    """A choice for each job, the cost of all of them, and a bound below which no allocation's cost lies."""
+
+    chosen: tuple[int, ...]
+    cost: float
+    bound: float
+
+
+@dataclass(frozen=True, eq=False)
+class Programme:
+    """The choices of all jobs side by side: their costs, what they use of each resource, and whose they are."""
+
+    cost: Floats
+    use: Floats  # (resources, choices)
+    capacity: Floats
+    owner: Floats
+    first: Floats  # the first choice of each job
+
+    @staticmethod
+    def of(
+        choices: Sequence[Choices],
+        weights: Sequence[float],
+        fairness: float,
+        gpus: Mapping[str, float],
+        cpus: float,
+        usd_per_hour: float | None,
+        order: Sequence[int],
+    ) -> Programme:
+        """The programme. ``order``: the rank of each job if not all can have something, the first being 0."""
+        kinds = sorted(gpus)
+        number = {kind: i for i, kind in enumerate(kinds)}
+        cost, rows, owner = [], [], []
+        for j, table in enumerate(choices):
+            mine = weights[j] * cost_of(table.worth, fairness)
+            mine[0] *= 1 + 1e-3 * (1 - order[j] / max(len(choices), 1))
+            mine = (
+                mine + IDLE_CORES * table.cpus / max(cpus, 1.0) + IDLE_GPUS * table.gpus / max(sum(gpus.values()), 1.0)
+            )
+            use = np.zeros((len(kinds) + 2, len(mine)))
+            for c, kind in enumerate(table.kinds):
+                if kind in number:
+                    use[number[kind], c] = table.gpus[c]
+            use[-2], use[-1] = table.cpus, table.usd_per_hour
+            cost.append(mine)
+            rows.append(use)
+            owner.append(np.full(len(mine), j))
+        capacity = np.array([*(gpus[kind] for kind in kinds), cpus, np.inf if usd_per_hour is None else usd_per_hour])
+        first = np.cumsum([0, *(len(mine) for mine in cost[:-1])])
+        whole = np.concatenate(rows, axis=1)
+        bounded = np.isfinite(capacity)
+        return Programme(np.concatenate(cost), whole[bounded], capacity[bounded], np.concatenate(owner), first)
+
+    @property
+    def jobs(self) -> int:
+        """How many jobs choose."""
+        return len(self.first)
+
+    def total(self, chosen: Floats) -> float:
+        """The cost of one choice of each job, by its place in the arrays."""
+        return float(np.sum(self.cost[chosen]))
+
+    def fits(self, chosen: Floats) -> bool:
+        """Return whether these choices fit together."""
+        return bool(np.all(np.sum(self.use[:, chosen], axis=1) <= self.capacity + ROUNDING))
+
+
+def cost_of(worth: Floats, fairness: float) -> Floats:
+    """The cost whose sum is least where the power mean of ``worth`` is largest."""
+    value = worth + STARVED
+    if abs(fairness) < 1e-9:
+        return np.asarray(-np.log(value))
+    return np.asarray(value**fairness if fairness < 0 else -(value**fairness))
+
+
+def choose(
+    programme: Programme, must: Sequence[bool], exact_up_to: int, before: Sequence[int] | None = None
+) -> Counted:
+    """The best choice of each job, as its place among the job's own choices. A job that ``must`` does not choose nothing.
+
+    ``before``: choices that fit together, such that those that must choose something do. Optimal within ``GAP`` for programmes of up to
+    ``exact_up_to`` choices; larger ones are solved without integrality, rounded, and filled up greedily.
+    """
+    # One that must, and can, may not choose nothing. One without any other choice has no alternative.
+    sizes = np.diff([*programme.first, len(programme.cost)])
+    upper = np.ones(len(programme.cost))
+    for j, first in enumerate(programme.first):
+        if must[j] and sizes[j] > 1:
+            upper[first] = 0.0
+    start = programme.first + np.asarray(before if before is not None else np.zeros(programme.jobs, dtype=int))
+    relaxed, bound = _solve(programme, upper, integer=False)
+    if len(programme.cost) <= exact_up_to:
+        exact, _ = _solve(programme, upper, integer=True)
+        chosen = _rounded(programme, exact, start, upper)
+    else:
+        chosen = _rounded(programme, relaxed, start, upper)
+    chosen = _filled(programme, chosen, upper)
+    return Counted(
+        tuple(int(c) for c in chosen - programme.first), programme.total(chosen), min(bound, programme.total(chosen))
+    )
+
+
+def _solve(programme: Programme, upper: Floats, *, integer: bool) -> tuple[Floats | None, float]:
+    """The share of each choice and a bound of the cost; None if no solution was reached."""
+    size = len(programme.cost)
+    one = scipy.sparse.csr_array((np.ones(size), (programme.owner, np.arange(size))), shape=(programme.jobs, size))
+    use = scipy.sparse.csr_array(programme.use)
+    result = scipy.optimize.milp(
+        programme.cost,
+        integrality=np.full(size, int(integer)),
+        bounds=scipy.optimize.Bounds(0.0, upper),
+        constraints=[
+            scipy.optimize.LinearConstraint(one, 1.0, 1.0),
+            scipy.optimize.LinearConstraint(use, -np.inf, programme.capacity),
+        ],
+        options={"mip_rel_gap": GAP, "node_limit": NODES},
+    )
+    if result.x is None:
+        return None, -np.inf
+    return np.asarray(result.x), float(result.fun if not integer else result.mip_dual_bound)
+
+
+def _rounded(programme: Programme, shares: Floats | None, start: Floats, upper: Floats) -> Floats:
+    """The choices that a solution makes entirely. A job of which it makes parts gets the least of those parts that fits, or its start."""
+    if shares is None:
+        return start.copy()
+    ends = [*programme.first[1:], len(programme.cost)]
+    chosen, undecided = start.copy(), []
+    left = programme.capacity.copy()
+    scale = np.maximum(programme.capacity, 1e-12)[:, None]
+    for j, (low, high) in enumerate(zip(programme.first, ends, strict=True)):
+        top = low + int(np.argmax(shares[low:high]))
+        if shares[top] > 1 - 1e-4:
+            chosen[j] = top
+            left -= programme.use[:, top]
+        else:
+            undecided.append((j, low, high))
+    for j, low, high in undecided:
+        here = np.arange(low, high)[upper[low:high] > 0]
+        fitting = here[np.all(programme.use[:, here] <= left[:, None] + ROUNDING, axis=0)]
+        if not len(fitting):
+            return start.copy()  # what fits together is known to do so
+        made = fitting[shares[fitting] > 1e-6]
+        pool = made if len(made) else fitting
+        pick = pool[np.argmin(np.max(programme.use[:, pool] / scale, axis=0))]
+        chosen[j] = pick
+        left -= programme.use[:, pick]
+    return chosen if programme.fits(chosen) else start.copy()
+
+
+def _filled(programme: Programme, chosen: Floats, upper: Floats) -> Floats:
+    """The choices improved one at a time, the one that gains the most for what it takes first, while anything fits and gains."""
+    chosen = chosen.copy()
+    left = programme.capacity - np.sum(programme.use[:, chosen], axis=1)
+    scale = np.maximum(programme.capacity, 1e-12)[:, None]
+    while True:
+        mine = chosen[programme.owner]
+        gain = np.where(upper > 0, programme.cost[mine] - programme.cost, 0.0)
+        more = programme.use - programme.use[:, mine]
+        fits = np.all(more <= left[:, None] + ROUNDING, axis=0)
+        gain = np.where(fits, gain, 0.0)
+        if np.max(gain) <= 1e-9:
+            return chosen
+        taken = np.maximum(np.max(more / scale, axis=0), 1e-6)
+        best = int(np.argmax(np.where(gain > 1e-9, gain / taken, 0.0)))
+        left -= more[:, best]
+        chosen[programme.owner[best]] = best
