@@ -58,6 +58,9 @@ OVERLAP = 8.0
 # Source: msr-fiddle/synergy, simulator/jobs/model.py at 1b013c2, `use_real_scores` (Mohan et al., "Looking Beyond GPUs for DNN
 # Scheduling on Multi-Tenant Clusters", OSDI'22).
 SENSITIVITIES = (2.94, 2.89, 2.4, 1.55, 1.15)
+HEADROOM = (
+    1.5  # of the cores that a job keeps under `tuned`: with as many as it needs, it would still wait 8 % of its time
+)
 CORES_OF_OTHERS = 1.0  # for each GPU: Synergy's language models
 POLICIES = ("joint", "proportional", "tuned")
 
@@ -215,12 +218,12 @@ class Sharing:
             }
             fair = {name: float(CORES_PER_GPU * n) for name, n in here.items()}
             lack = {name: max(need[name] - fair[name], 0.0) for name in here}
-            spare = sum(max(fair[name] - math.ceil(need[name]), 0.0) for name in here) + CORES_PER_GPU * (
+            spare = sum(max(fair[name] - HEADROOM * need[name], 0.0) for name in here) + CORES_PER_GPU * (
                 GPUS - sum(here.values())
             )
             share = min(spare / sum(lack.values()), 1.0) if sum(lack.values()) else 0.0
             for name in here:
-                cores[name] += fair[name] + share * lack[name] if lack[name] else min(fair[name], math.ceil(need[name]))
+                cores[name] += fair[name] + share * lack[name] if lack[name] else min(fair[name], HEADROOM * need[name])
         return {name: max(int(count), 1) for name, count in cores.items()}
 
     def rate(self, job: Any) -> float:
