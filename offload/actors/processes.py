@@ -112,7 +112,7 @@ class Served:
     def __init__(self, target: Any) -> None:
         self._target = target
         name = f"\0offload-{secrets.token_hex(16)}"  # of the kernel, not of a file: it ends with this process
-        self._listener = forks.closes(socket.socket(socket.AF_UNIX))
+        self._listener = forks.closes(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         self._listener.bind(name)
         self._listener.listen(128)
         self._links: list[socket.socket] = []
@@ -158,7 +158,7 @@ class Handle:
     def _connected(self) -> Calls:
         with self._connecting:
             if self._calls is None:
-                link = socket.socket(socket.AF_UNIX)
+                link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 with contextlib.suppress(OSError):  # gone: so every call says
                     link.connect(self._name)
                 self._calls = Calls(link, lambda: "the program that drives this run has ended")

@@ -15,6 +15,7 @@ import importlib
 import io
 import itertools
 import os
+import pickle
 import select
 import signal
 import socket
@@ -27,11 +28,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, NoReturn
 
-from offload.actors import connection
 from offload.actors.errors import ProcessLostError
 from offload.process import forks
+from offload.process.messages import pair, receive, send
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+ORDER_BYTES = 4 << 10  # more than any order has
 STATUS_S = 10.0  # time for the starter to tell how a process has ended
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 
@@ -64,7 +66,7 @@ class Starter:
     @classmethod
     def forked(cls, main: Callable[[socket.socket], None]) -> Starter:
         """A fork of this process, whose forks call ``main``."""
-        ours, its = socket.socketpair()
+        ours, its = pair()
         with warnings.catch_warnings():  # of threads: the starter takes no lock of theirs
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
@@ -80,7 +82,7 @@ class Starter:
     @classmethod
     def fresh(cls, main: str, modules: Sequence[str]) -> Starter:
         """A new Python that imports these modules, and whose forks call ``main``, a function as ``module:name``. Returns at once."""
-        ours, its = socket.socketpair()
+        ours, its = pair()
         arguments = f"{its.fileno()}, {main!r}, {list(modules)!r}"
         code = f"import sys; sys.path[:] = {sys.path!r}; from offload.actors.starter import begin; begin({arguments})"
         process = subprocess.Popen(
@@ -95,7 +97,7 @@ class Starter:
 
     def start(self) -> Started:
         """Fork a process. Returns at once. A starter that has ended starts none: the process counts as lost."""
-        ours, its = socket.socketpair()
+        ours, its = pair()
         with its:
             started = Started(self, next(self._numbers), ours)
             with self._lock:
@@ -109,7 +111,7 @@ class Starter:
         """Send an order. Return whether the starter is there."""
         with self._lock:
             try:
-                connection.send(self._link, message, descriptors)
+                socket.send_fds(self._link, [pickle.dumps(message)], descriptors)
             except OSError:
                 return False
             return True
@@ -129,7 +131,7 @@ class Starter:
     def _listen(self) -> None:
         with contextlib.suppress(EOFError, OSError), self._link:
             while True:
-                (number, what, value), _ = connection.receive(self._link)
+                number, what, value = receive(self._link)
                 if what == "began":
                     self._started[number].pid.set_result(value)
                 else:
@@ -179,16 +181,18 @@ def _serve(link: socket.socket, main: Callable[[socket.socket], None]) -> NoRetu
                 with contextlib.suppress(BlockingIOError):
                     wake.recv(4096)
                 for pid, status in _ended(numbers):
-                    connection.send(link, (numbers.pop(pid), "ended", status))
+                    send(link, (numbers.pop(pid), "ended", status))
             if link in ready:
-                (what, number), descriptors = connection.receive(link)
+                content, descriptors, _, _ = socket.recv_fds(link, ORDER_BYTES, 1)
+                what, number = pickle.loads(content)  # EOFError without any
                 if what == "start":
                     its = socket.socket(fileno=descriptors[0])
+                    its.set_inheritable(False)
                     if not (pid := os.fork()):
                         _become(its, main, [link, wake, woken], starter)
                     its.close()
                     numbers[pid] = number
-                    connection.send(link, (number, "began", pid))
+                    send(link, (number, "began", pid))
                 for pid in [pid for pid, known in numbers.items() if what == "kill" and known == number]:
                     os.kill(pid, signal.SIGKILL)
     for pid in numbers:

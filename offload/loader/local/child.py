@@ -18,12 +18,12 @@ from typing import Any
 
 from offload.loader.batch_recipe import FinishedBatches, IterableRecipe, MapRecipe, read_some
 from offload.loader.local.tasks import BeginReading, Made, MakeBatches, NotPrepared, ReadOn, Ready, Slow
-from offload.loader.local.transport import receive, send
 from offload.pipeline.pool.task import Cost
 from offload.pipeline.preprocessing.environment import Ordinal, begin, keep_freed_memory
 from offload.pipeline.preprocessing.watchdog import GIVEN_UP, Watch
 from offload.pipeline.program import pickling
 from offload.pipeline.program.remedies import remedy
+from offload.process.messages import receive, send
 
 AT_ONCE_S = 0.25  # longest gap between consecutive tasks; a longer one means that the process was idle
 

@@ -23,9 +23,10 @@ from offload.errors import ConfigError, RunError
 from offload.loader.batch_recipe import IterableRecipe, MapRecipe
 from offload.loader.local.child import work
 from offload.loader.local.tasks import MakeBatches, ReadOn, Ready
-from offload.loader.local.transport import pair, receive, send
 from offload.pipeline.preprocessing.environment import Ordinal
 from offload.process import forks
+from offload.process.exits import how_it_ended
+from offload.process.messages import pair, receive, send
 
 STUCK_S = 10.0  # time for the user's code of an ended iteration to end
 
@@ -52,12 +53,7 @@ class Child:
     def end_in_words(self) -> str:
         """How the process ended."""
         self.process.join()
-        code = self.process.exitcode or 0
-        if code >= 0:
-            return f"exit code {code}"
-        with contextlib.suppress(ValueError):
-            return signal.Signals(-code).name
-        return f"signal {-code}"
+        return how_it_ended(self.process.exitcode or 0)
 
 
 class Children:

@@ -145,8 +145,8 @@ class _MapWork:
             self._attempts[number] += 1
             if self._attempts[number] >= ATTEMPTS:
                 raise RunError(
-                    f"preprocessing failed: the {ATTEMPTS} processes that got the same samples have died, one after the other ({how}). A "
-                    "library of the data set crashes on them, or this machine has too little memory."
+                    f"preprocessing failed: the {ATTEMPTS} processes that got the same samples have died, one after the other. The last "
+                    f"{how}. A library of the data set crashes on them, or this machine has too little memory."
                 )
         self.give(self._crew.children.start(child.number, self._crew.processes))
 
@@ -187,7 +187,7 @@ class _IterableWork:
     def lost(self, child: Child, how: str) -> None:
         if not self.line.has_ended(child.number):
             raise RunError(
-                f"a preprocessing process that reads an iterable data set has died ({how}), and its batches cannot be made again. Go on "
+                f"a preprocessing process that reads an iterable data set has died (it {how}), and its batches cannot be made again. Go on "
                 "from the last state_dict(), or use a map-style data set."
             )
 
@@ -343,7 +343,7 @@ class LocalFetcher:
         how = child.end_in_words
         if not child.ready:
             raise RunError(
-                f"a preprocessing process ended before it had begun ({how}; its output above says more). Where processes start by "
+                f"a preprocessing process {how} before it had begun. Its output above says more. Where processes start by "
                 'spawn or forkserver, Python imports the script anew: what starts work there must stand under if __name__ == "__main__":'
             )
         self._work.lost(child, how)
