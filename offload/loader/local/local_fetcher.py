@@ -187,7 +187,7 @@ class _IterableWork:
     def lost(self, child: Child, how: str) -> None:
         if not self.line.has_ended(child.number):
             raise RunError(
-                f"a preprocessing process that reads an iterable data set {how}, and its batches cannot be made again. Go on "
+                f"a preprocessing process that reads an iterable data set has died (it {how}), and its batches cannot be made again. Go on "
                 "from the last state_dict(), or use a map-style data set."
             )
 
