@@ -90,7 +90,7 @@ def trains() -> bool:
 
 
 def groups() -> list[Any]:
-    return [each for each in placement_group_table().values() if each["state"] != "REMOVED"]
+    return [group for group in placement_group_table().values() if group["state"] != "REMOVED"]
 
 
 @pytest.mark.parametrize("end", [the_actor_is_killed, the_process_of_the_actor_is_killed, the_driver_is_killed])

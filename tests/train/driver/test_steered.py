@@ -79,7 +79,7 @@ def reason(name: str) -> str:
 
 
 def groups() -> list[Any]:
-    return [each for each in placement_group_table().values() if each["state"] != "REMOVED"]
+    return [group for group in placement_group_table().values() if group["state"] != "REMOVED"]
 
 
 def all_is_free() -> bool:
@@ -115,6 +115,8 @@ def test_a_run_pauses_resumes_resizes_and_stops(tmp_path: Path, capfd: pytest.Ca
 
     assert runs.resize("vit", 1) == "resized to 1 worker"
     assert registry.states(5.0)[0].workers == 1
+    here = ray.get_runtime_context().get_node_id()
+    assert runs.resize("vit", 2, nodes={here: 2}) == "resized to 2 workers"
 
     stopped = CliRunner().invoke(main, ["runs", "stop", "vit"])
     assert (stopped.exit_code, stopped.stdout) == (0, "vit: stopped.\n")
