@@ -46,6 +46,7 @@ LAYERS = [
     {"offload.pipeline.program"},
     {"offload.pipeline.cache", "offload.pipeline.order", "offload.pipeline"},
     {"offload.adapt"},
+    {"offload.arbiter"},  # among many runs, of which it sees only what they report
     {"offload.report"},  # on plain data: it reads files, not objects of the layers that write them
     {"offload.measure", "offload.prices"},
     {"offload.model"},

@@ -1,0 +1,283 @@
+"""The ledger: who may hold what, as runs report, leave and fall silent, and as the cluster changes. A pure state machine.
+
+``step(ledger, event)`` returns the next ledger and the leases whose holding changed. A run whose holding stays is not disturbed::
+
+    report ──► known run: note what it holds ──────────────► hand over ──► changed leases
+               unknown run: adopt what it holds ─► decide ──►    ▲
+    departure, expiry, other nodes, other holders ─► decide ─────┤
+    ROUND_S after the last decision ───────────────► decide ─────┘
+
+A new ledger knows nothing of runs that may have leases from an earlier one. So it only adopts what they report until every run has had time
+for one report.
+
+Where it stops: a caller delivers the leases, observes the cluster, and calls at :func:`due`. Ray has the last word on capacity. A run that
+is late for the recovery, or whose clock is wrong, may ask Ray for room that another got: Ray lets it wait.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from offload.arbiter.handover import Amounts, Claim, Room, amounts, hand_over, most
+from offload.arbiter.values import LEASE_S, REPORT_S, Lease, Report, same
+from offload.model.allocation.allocate import allocate
+from offload.model.allocation.values import Allotment, Holding, Job, Rules
+from offload.model.placement import NodeResources, beside
+
+ROUND_S = 60.0
+"""Seconds from one decision to the next if nobody comes or goes."""
+PATIENCE_S = 2 * ROUND_S  # rounds wait so long for runs that have not yet given back what they should
+GRACE_S = REPORT_S  # the clocks of two nodes differ by less
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reported:
+    """A run has reported, at a time in seconds since 1970."""
+
+    at: float
+    report: Report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Departed:
+    """A run has ended, and holds nothing any more."""
+
+    at: float
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSeen:
+    """The cluster has these whole ``nodes``, and programs that are none of the ledger's runs hold ``others`` of them."""
+
+    at: float
+    nodes: tuple[NodeResources, ...]
+    others: Amounts = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tick:
+    """Time has passed."""
+
+    at: float
+
+
+Event = Reported | Departed | ClusterSeen | Tick
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tenant:
+    """A run in the ledger.
+
+    Args:
+        report: its newest report.
+        lease: its newest lease.
+        ceiling: the most that it may hold by the leases that it may know.
+    """
+
+    report: Report
+    lease: Lease
+    ceiling: Holding
+
+    @property
+    def reserved(self) -> Holding:
+        """The most that it may hold now, on every node."""
+        return most(self.ceiling, self.report.job.present)
+
+    @property
+    def settled(self) -> bool:
+        """Whether it may hold what it is to hold, and holds no more."""
+        return same(self.lease.holding, self.lease.allotment.holding) and same(self.reserved, self.lease.holding)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ledger:
+    """Everything that the arbiter knows.
+
+    Args:
+        rules: what the cluster's owner wants.
+        started_at: when the ledger was empty, in seconds since 1970, like all times.
+        tenants: the runs by their names.
+        nodes: the whole nodes of the cluster; none before it was seen.
+        others: what programs hold that are no tenants.
+        silent: what runs whose lease expired may still hold, by their names, until the cluster is seen again.
+        decided_at: the time of the last decision; None before the first.
+    """
+
+    rules: Rules = field(default_factory=Rules)
+    started_at: float
+    tenants: Mapping[str, Tenant] = field(default_factory=dict)
+    nodes: tuple[NodeResources, ...] = ()
+    others: Amounts = field(default_factory=dict)
+    silent: Mapping[str, Amounts] = field(default_factory=dict)
+    decided_at: float | None = None
+
+    @property
+    def recovered_at(self) -> float:
+        """When all runs have had time to report, so that it may decide."""
+        return self.started_at + REPORT_S
+
+    @property
+    def settled(self) -> bool:
+        """Whether no hand-over is under way."""
+        return all(tenant.settled for tenant in self.tenants.values())
+
+
+def step(ledger: Ledger, event: Event) -> tuple[Ledger, dict[str, Lease]]:
+    """Return the ledger after an event, and the leases of new runs and of runs that may hold something else, by the names of their runs.
+
+    Events come in the order of their times. The answer to a report is the run's lease in the new ledger, changed or not.
+    """
+    after, urgent = _noted(_without_expired(ledger, event.at), event)
+    urgent = urgent or set(after.tenants) != set(ledger.tenants)
+    if after.nodes and event.at >= after.recovered_at:
+        if urgent or event.at >= _next_round(after):
+            after = _decided(after, event.at)
+        after = _handed_over(after, event.at)
+    changed = {
+        name: tenant.lease
+        for name, tenant in after.tenants.items()
+        if (before := ledger.tenants.get(name)) is None or before.lease.number != tenant.lease.number
+    }
+    return after, changed
+
+
+def due(ledger: Ledger) -> float:
+    """When the next :class:`Tick` may change something, if no other event comes before; infinite if none will."""
+    times = [tenant.lease.expires_at + GRACE_S for tenant in ledger.tenants.values()]
+    if times and ledger.nodes:
+        times.append(_next_round(ledger))
+    return min(times, default=math.inf)
+
+
+def _next_round(ledger: Ledger) -> float:
+    if ledger.decided_at is None:
+        return ledger.recovered_at
+    return ledger.decided_at + (ROUND_S if ledger.settled else PATIENCE_S)
+
+
+def _without_expired(ledger: Ledger, at: float) -> Ledger:
+    """The ledger without runs that fell silent. What they may hold stays reserved until the cluster is seen."""
+    expired = {name: t for name, t in ledger.tenants.items() if at >= t.lease.expires_at + GRACE_S}
+    held = {name: amounts(tenant.report.job.worker, tenant.reserved) for name, tenant in expired.items()}
+    tenants = {name: tenant for name, tenant in ledger.tenants.items() if name not in expired}
+    return replace(ledger, tenants=tenants, silent={**ledger.silent, **held})
+
+
+def _noted(ledger: Ledger, event: Event) -> tuple[Ledger, bool]:
+    """The ledger with what an event says, and whether that calls for a decision at once."""
+    match event:
+        case Reported(report=report):
+            name = report.job.name
+            before = ledger.tenants.get(name)
+            tenant = _adopted(report, event.at) if before is None else _updated(before, report, event.at)
+            silent = {other: held for other, held in ledger.silent.items() if other != name}
+            urgent = before is None or _terms(before.report.job) != _terms(report.job)
+            return replace(ledger, tenants={**ledger.tenants, name: tenant}, silent=silent), urgent
+        case Departed(name=name):
+            tenants = {other: tenant for other, tenant in ledger.tenants.items() if other != name}
+            silent = {other: held for other, held in ledger.silent.items() if other != name}
+            return replace(ledger, tenants=tenants, silent=silent), False
+        case ClusterSeen(nodes=nodes, others=others):
+            # What silent runs hold is now part of what others hold.
+            urgent = (nodes, others) != (ledger.nodes, ledger.others) or bool(ledger.silent)
+            return replace(ledger, nodes=nodes, others=others, silent={}), urgent
+        case Tick():
+            return ledger, False
+
+
+def _terms(job: Job) -> tuple[object, ...]:
+    """What a user changes of a run, rather than its measurements."""
+    return job.workers, job.cores, job.weight, job.priority, job.preemptible, job.worker
+
+
+def _adopted(report: Report, at: float) -> Tenant:
+    """A run that the ledger does not know: what it holds is its lease, unless it has one."""
+    lease, expires_at = report.lease, at + LEASE_S
+    if lease is not None and at < lease.expires_at:
+        return Tenant(report=report, lease=replace(lease, expires_at=expires_at), ceiling=lease.holding)
+    present = report.job.present
+    allotment = Allotment(holding=present, goodput=None, speedup=None, restarts=False, reason="arrived just now")
+    number = 0 if lease is None else lease.number + 1
+    lease = Lease(number=number, holding=present, allotment=allotment, expires_at=expires_at)
+    return Tenant(report=report, lease=lease, ceiling=present)
+
+
+def _updated(tenant: Tenant, report: Report, at: float) -> Tenant:
+    known = (
+        report.lease is not None
+        and report.lease.number == tenant.lease.number
+        and same(report.lease.holding, tenant.lease.holding)
+    )
+    lease = replace(tenant.lease, expires_at=at + LEASE_S)
+    return Tenant(report=report, lease=lease, ceiling=lease.holding if known else tenant.ceiling)
+
+
+def _held_by_others(ledger: Ledger) -> dict[str, dict[str, float]]:
+    held: dict[str, dict[str, float]] = {}
+    for part in (ledger.others, *ledger.silent.values()):
+        for node, of_node in part.items():
+            mine = held.setdefault(node, {})
+            for name, value in of_node.items():
+                mine[name] = mine.get(name, 0.0) + value
+    return held
+
+
+def _decided(ledger: Ledger, at: float) -> Ledger:
+    """The ledger with a new allotment for each run."""
+    others = _held_by_others(ledger)
+    nodes = tuple(beside(node, others.get(node.name, {})) for node in ledger.nodes)
+    jobs = [_as_job(tenant, at) for tenant in ledger.tenants.values()]
+    allotments = allocate(_keeping_what_fits(jobs, nodes), nodes, ledger.rules)
+    tenants = {
+        name: replace(tenant, lease=replace(tenant.lease, allotment=allotments[name]))
+        for name, tenant in ledger.tenants.items()
+    }
+    return replace(ledger, tenants=tenants, decided_at=at)
+
+
+def _as_job(tenant: Tenant, at: float) -> Job:
+    """The run with what it may hold, or has been promised without another restart, so that a hand-over under way goes on."""
+    lease = tenant.lease
+    on_its_way = lease.holding.same_workers(lease.allotment.holding)
+    present = lease.allotment.holding if on_its_way else lease.holding
+    return replace(tenant.report.job, present=present, age_s=max(at - tenant.report.since, 0.0))
+
+
+def _keeping_what_fits(jobs: list[Job], nodes: tuple[NodeResources, ...]) -> list[Job]:
+    """The jobs, of which only those keep what they hold that fit the nodes together, the oldest first.
+
+    What others hold is observed later than what runs report, so that both together may exceed a node for a moment.
+    """
+    room = Room(nodes, [])
+    fitting = {}
+    for job in sorted(jobs, key=lambda job: (-job.age_s, job.name)):
+        keeps = job.pinned and room.take(job.worker, Holding(), job.present)
+        fitting[job.name] = job if keeps else replace(job, preemptible=True)
+    return [fitting[job.name] for job in jobs]
+
+
+def _handed_over(ledger: Ledger, at: float) -> Ledger:
+    """The ledger with what every run may hold from now on."""
+    claims = {
+        name: Claim(
+            job=_as_job(tenant, at),
+            allowed=tenant.lease.holding,
+            reserved=tenant.reserved,
+            target=tenant.lease.allotment.holding,
+        )
+        for name, tenant in ledger.tenants.items()
+    }
+    allowed = hand_over(claims, ledger.nodes, _held_by_others(ledger))
+    tenants = {name: _with_holding(tenant, allowed[name]) for name, tenant in ledger.tenants.items()}
+    return replace(ledger, tenants=tenants)
+
+
+def _with_holding(tenant: Tenant, holding: Holding) -> Tenant:
+    lease = tenant.lease
+    if same(holding, lease.holding):
+        return tenant
+    lease = replace(lease, number=lease.number + 1, holding=holding)
+    return replace(tenant, lease=lease, ceiling=most(tenant.ceiling, holding))

@@ -1,0 +1,394 @@
+"""Laws of the ledger, in a world of runs that report, act, hang, die and leave in any order."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from offload.arbiter.handover import Claim, amounts, hand_over
+from offload.arbiter.ledger import (
+    GRACE_S,
+    ROUND_S,
+    ClusterSeen,
+    Departed,
+    Event,
+    Ledger,
+    Reported,
+    Tick,
+    due,
+    step,
+)
+from offload.arbiter.values import LEASE_S, REPORT_S, Lease, Report, same
+from offload.errors import ConfigError
+from offload.model import StepTime
+from offload.model.allocation.values import Holding, Job
+from offload.model.placement import NodeResources
+
+# A step that scales: twice the workers do nearly twice the work.
+SCALES = StepTime(0.001, 0.01, 0.001, 0.0, 0.002, 0.0)
+NODES = (
+    NodeResources(name="a", cpus=8, gpus=2, gpu_type="A"),
+    NodeResources(name="b", cpus=8, gpus=2, gpu_type="A"),
+    NodeResources(name="c", cpus=4),
+)
+START = 1000.0
+
+
+def a_job(name: str, **changes: Any) -> Job:
+    values: dict[str, Any] = {
+        "step_times": {"A": SCALES},
+        "batch_size": 64,
+        "workers": (1, 4),
+        "core_seconds_per_sample": 0.002,
+    }
+    return Job(name=name, **{**values, **changes})
+
+
+jobs = st.builds(
+    a_job,
+    st.just("run"),
+    step_times=st.sampled_from([{}, {"A": SCALES}]),
+    workers=st.sampled_from([(1, 1), (1, 4), (2, 4)]),
+    cores=st.sampled_from([(0, 64), (2, 64)]),
+    core_seconds_per_sample=st.sampled_from([0.0, 0.002, 0.02]),
+    weight=st.sampled_from([1.0, 3.0]),
+    priority=st.sampled_from([0, 0, 1]),
+    preemptible=st.sampled_from([True, True, False]),
+    restart_s=st.sampled_from([0.0, 30.0]),
+)
+
+
+@dataclass
+class Run:
+    """A run that keeps the promises of :mod:`offload.arbiter.values`."""
+
+    job: Job
+    since: float
+    lease: Lease | None = None
+    holding: Holding = field(default_factory=Holding)
+    hangs: bool = False
+    reported_at: float = 0.0
+
+    def report(self) -> Report:
+        return Report(job=replace(self.job, present=self.holding), since=self.since, lease=self.lease)
+
+    def give_back(self) -> None:
+        if self.lease is not None:
+            self.holding = common(self.holding, self.lease.holding)
+
+    def take_up(self, now: float) -> None:
+        if self.lease is not None and now < self.lease.expires_at:
+            self.give_back()
+            self.holding = self.lease.holding
+
+
+def common(one: Holding, other: Holding) -> Holding:
+    return Holding(
+        kind=one.kind,
+        workers={node: min(n, other.workers.get(node, 0)) for node, n in one.workers.items()},
+        cores={node: min(n, other.cores.get(node, 0)) for node, n in one.cores.items()},
+    )
+
+
+def summed(runs: Any) -> dict[str, dict[str, float]]:
+    total: dict[str, dict[str, float]] = {}
+    for run in runs:
+        for node, of_node in amounts(run.job.worker, run.holding).items():
+            mine = total.setdefault(node, {})
+            for name, value in of_node.items():
+                mine[name] = mine.get(name, 0.0) + value
+    return total
+
+
+def excess(nodes: tuple[NodeResources, ...], held: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """The nodes that hold more than they have."""
+    wholes = {node.name: {"CPU": node.cpus, "GPU": node.gpus} for node in nodes}
+    return {n: of for n, of in held.items() if n in wholes and any(of[r] > wholes[n][r] + 1e-6 for r in wholes[n])}
+
+
+class World(RuleBasedStateMachine):
+    """Messages may be as late as they like; only time makes live runs report."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = START
+        self.runs: dict[str, Run] = {}
+        self.nodes = NODES
+        self.ledger = Ledger(started_at=self.now)
+        self.arrived = 0
+
+    def send(self, event: Event) -> dict[str, Lease]:
+        before = self.ledger
+        self.ledger, changed = step(before, event)
+        for name, lease in changed.items():
+            old = before.tenants.get(name)
+            assert old is None or not same(old.lease.holding, lease.holding)
+            assert lease.reason
+        return changed
+
+    def see_cluster(self) -> None:
+        strangers = [run for name, run in self.runs.items() if name not in self.ledger.tenants]
+        self.send(ClusterSeen(at=self.now, nodes=self.nodes, others=summed(strangers)))
+
+    def report_of(self, name: str) -> None:
+        self.send(Reported(at=self.now, report=self.runs[name].report()))
+        self.runs[name].reported_at = self.now
+
+    def one(self, data: Any, *, hangs: bool = False) -> str:
+        return data.draw(st.sampled_from([name for name, run in self.runs.items() if run.hangs == hangs]))
+
+    def living(self) -> bool:
+        return any(not run.hangs for run in self.runs.values())
+
+    def hung(self) -> bool:
+        return any(run.hangs for run in self.runs.values())
+
+    @initialize()
+    def start(self) -> None:
+        self.see_cluster()
+
+    @precondition(lambda self: len(self.runs) < 4)
+    @rule(job=jobs)
+    def arrive(self, job: Job) -> None:
+        self.arrived += 1
+        name = f"run {self.arrived}"
+        self.runs[name] = Run(job=replace(job, name=name), since=self.now)
+        self.report_of(name)
+
+    @precondition(living)
+    @rule(data=st.data())
+    def report(self, data: Any) -> None:
+        self.report_of(self.one(data))
+
+    @precondition(living)
+    @rule(data=st.data())
+    def learn(self, data: Any) -> None:
+        name = self.one(data)
+        if name in self.ledger.tenants:
+            self.runs[name].lease = self.ledger.tenants[name].lease
+
+    @precondition(living)
+    @rule(data=st.data())
+    def take_up(self, data: Any) -> None:
+        self.runs[self.one(data)].take_up(self.now)
+
+    @precondition(living)
+    @rule(data=st.data())
+    def give_back(self, data: Any) -> None:
+        self.runs[self.one(data)].give_back()
+
+    @precondition(living)
+    @rule(data=st.data())
+    def leave(self, data: Any) -> None:
+        name = self.one(data)
+        del self.runs[name]
+        self.send(Departed(at=self.now, name=name))
+
+    @precondition(living)
+    @rule(data=st.data())
+    def die(self, data: Any) -> None:
+        del self.runs[self.one(data)]
+
+    @precondition(living)
+    @rule(data=st.data())
+    def hang(self, data: Any) -> None:
+        self.runs[self.one(data)].hangs = True
+
+    @precondition(hung)
+    @rule(data=st.data())
+    def wake_up(self, data: Any) -> None:
+        self.runs[self.one(data, hangs=True)].hangs = False
+
+    @rule()
+    def look(self) -> None:
+        self.see_cluster()
+
+    @rule(seconds=st.sampled_from([1.0, 5.0, REPORT_S]), times=st.sampled_from([1, 1, 8]))
+    def wait(self, seconds: float, times: int) -> None:
+        for _ in range(times):
+            self.now += seconds
+            for name, run in self.runs.items():
+                if not run.hangs and self.now - run.reported_at >= REPORT_S:
+                    self.report_of(name)
+            self.send(Tick(at=self.now))
+            assert due(self.ledger) > self.now
+
+    @rule()
+    def lose_the_ledger(self) -> None:
+        # A run that is late for the recovery is Ray's business.
+        self.runs = {name: run for name, run in self.runs.items() if not run.hangs}
+        self.ledger = Ledger(started_at=self.now)
+        for run in self.runs.values():
+            run.reported_at = self.now - REPORT_S / 2
+        self.see_cluster()
+
+    @invariant()
+    def no_node_holds_more_than_it_has(self) -> None:
+        assert excess(self.nodes, summed(self.runs.values())) == {}
+
+    def teardown(self) -> None:
+        """Once all runs report and obey, each reaches its allotment."""
+        for run in self.runs.values():
+            run.hangs = False
+        for _ in range(40):
+            self.now += REPORT_S
+            self.see_cluster()
+            for name, run in self.runs.items():
+                self.report_of(name)
+                run.lease = self.ledger.tenants[name].lease
+                run.take_up(self.now)
+                self.no_node_holds_more_than_it_has()
+            if self.ledger.recovered_at < self.now and set(self.runs) == set(self.ledger.tenants):
+                tenants = self.ledger.tenants
+                if all(same(run.holding, tenants[name].lease.allotment.holding) for name, run in self.runs.items()):
+                    return
+        raise AssertionError(f"not settled: {self.ledger}")
+
+
+World.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestWorld = World.TestCase
+
+
+def settled(ledger: Ledger, runs: dict[str, Run], now: float) -> tuple[Ledger, float]:
+    """The ledger after all runs have obeyed."""
+    for _ in range(20):
+        now += REPORT_S / 2
+        for name, run in runs.items():
+            ledger, _ = step(ledger, Reported(at=now, report=run.report()))
+            run.lease = ledger.tenants[name].lease
+            run.take_up(now)
+        if ledger.decided_at is not None and all(
+            same(run.holding, ledger.tenants[name].lease.allotment.holding) for name, run in runs.items()
+        ):
+            break
+    for run in runs.values():
+        ledger, _ = step(ledger, Reported(at=now, report=run.report()))
+    assert ledger.settled
+    return ledger, now
+
+
+def some_runs(jobs: list[Job]) -> dict[str, Run]:
+    return {f"run {i}": Run(job=replace(job, name=f"run {i}"), since=START + i) for i, job in enumerate(jobs)}
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(jobs, min_size=1, max_size=4), jobs, st.randoms())
+def test_a_lost_ledger_disturbs_nobody_and_then_decides_as_if_it_had_not_been_lost(
+    present: list[Job], newcomer: Job, random: Any
+) -> None:
+    runs = some_runs(present)
+    ledger, now = settled(step(Ledger(started_at=START), ClusterSeen(at=START, nodes=NODES))[0], runs, START)
+    # Reports are values that travel between processes.
+    reports = [pickle.loads(pickle.dumps(run.report())) for run in runs.values()]
+    random.shuffle(reports)
+    late = step(Ledger(started_at=now), ClusterSeen(at=now, nodes=NODES))[0]
+    for report in reports:
+        late, _ = step(late, Reported(at=now + 1, report=report))
+        assert same(late.tenants[report.job.name].lease.holding, report.lease.holding)
+    now += REPORT_S
+    arrival = Reported(at=now, report=Report(job=replace(newcomer, name="new"), since=now))
+    kept, lost = step(ledger, arrival)[0], step(late, arrival)[0]
+    assert {n: (t.lease.holding, t.lease.allotment) for n, t in kept.tenants.items()} == {
+        n: (t.lease.holding, t.lease.allotment) for n, t in lost.tenants.items()
+    }
+
+
+def test_room_goes_to_a_newcomer_only_once_its_holder_shows_that_it_let_go() -> None:
+    ledger = step(Ledger(started_at=START), ClusterSeen(at=START, nodes=NODES))[0]
+    old = Run(job=a_job("old"), since=START)
+    ledger, now = settled(ledger, {"old": old}, START)
+    assert old.holding.worker_count == 4
+    urgent = Run(job=a_job("urgent", priority=1, workers=(2, 2)), since=now)
+    ledger, changed = step(ledger, Reported(at=now, report=urgent.report()))
+    assert changed["old"].holding.worker_count == 2, "at once, without waiting for a round"
+    assert changed["urgent"].allotment.holding.worker_count == 2
+    assert changed["urgent"].holding == Holding()
+    assert "until others let go" in changed["urgent"].reason
+    ledger, changed = step(ledger, Reported(at=now, report=old.report()))
+    assert changed == {}, "it has not given back anything"
+    old.lease = ledger.tenants["old"].lease
+    old.give_back()
+    ledger, changed = step(ledger, Reported(at=now, report=old.report()))
+    assert changed["urgent"].holding.worker_count == 2
+
+
+def test_a_withdrawn_lease_keeps_its_room_until_its_run_knows_of_the_withdrawal() -> None:
+    ledger = step(Ledger(started_at=START), ClusterSeen(at=START, nodes=NODES))[0]
+    slow = Run(job=a_job("slow"), since=START)
+    now = START + REPORT_S
+    ledger, _ = step(ledger, Reported(at=now, report=slow.report()))
+    slow.lease = ledger.tenants["slow"].lease
+    assert slow.lease.holding.worker_count == 4
+    urgent = Run(job=a_job("urgent", priority=1, workers=(2, 2)), since=now)
+    ledger, _ = step(ledger, Reported(at=now, report=urgent.report()))
+    # It still knows the lease of four workers: it holds none, but may be starting them.
+    ledger, changed = step(ledger, Reported(at=now, report=slow.report()))
+    assert changed == {}
+    slow.lease = ledger.tenants["slow"].lease
+    ledger, changed = step(ledger, Reported(at=now, report=slow.report()))
+    assert changed["urgent"].holding.worker_count == 2
+
+
+def test_what_a_silent_run_held_goes_to_others_when_the_cluster_shows_it_free() -> None:
+    ledger = step(Ledger(started_at=START), ClusterSeen(at=START, nodes=NODES))[0]
+    runs = some_runs([a_job("", workers=(4, 4))])
+    ledger, now = settled(ledger, runs, START)
+    expiry = ledger.tenants["run 0"].lease.expires_at + GRACE_S
+    assert expiry == now + LEASE_S + GRACE_S
+    waiting = Run(job=a_job("waiting", workers=(4, 4)), since=now)
+    for at in (now, expiry - 1):
+        ledger, _ = step(ledger, Reported(at=at, report=waiting.report()))
+    assert set(ledger.tenants) == {"run 0", "waiting"}
+    assert due(ledger) <= expiry
+    ledger, changed = step(ledger, Tick(at=expiry))
+    assert set(ledger.tenants) == {"waiting"}
+    assert changed == {}
+    ledger, changed = step(ledger, ClusterSeen(at=expiry, nodes=NODES))
+    assert changed["waiting"].holding.worker_count == 4
+
+
+def test_rounds_come_a_minute_apart_unless_somebody_comes_goes_or_changes_what_it_wants() -> None:
+    ledger = step(Ledger(started_at=START), ClusterSeen(at=START, nodes=NODES))[0]
+    runs = some_runs([a_job(""), a_job("")])
+    ledger, now = settled(ledger, runs, START)
+    decided = ledger.decided_at
+    assert decided is not None
+    assert due(ledger) == decided + ROUND_S
+    ledger, _ = step(ledger, Reported(at=now, report=runs["run 0"].report()))
+    ledger, _ = step(ledger, ClusterSeen(at=now, nodes=NODES))
+    assert ledger.decided_at == decided
+    changes: list[Event] = [
+        Reported(at=now + 1, report=replace(runs["run 0"].report(), job=a_job("run 0", weight=4.0))),
+        Reported(at=now + 1, report=Report(job=a_job("new"), since=now)),
+        Departed(at=now + 1, name="run 1"),
+        ClusterSeen(at=now + 1, nodes=NODES[:1]),
+        ClusterSeen(at=now + 1, nodes=NODES, others={"a": {"CPU": 3.0}}),
+        Tick(at=decided + ROUND_S),
+    ]
+    for change in changes:
+        assert step(ledger, change)[0].decided_at == change.at
+
+
+def test_runs_that_wait_for_each_other_in_a_circle_get_their_places() -> None:
+    """Two runs are to swap their nodes, and neither can start before the other stops."""
+    on = {node: Holding(kind="A", workers={node: 2}, cores={node: 2}) for node in ("a", "b")}
+    holdings = {"one": on["a"], "two": on["b"]}
+    targets = {"one": on["b"], "two": on["a"]}
+    for _ in range(4):
+        claims = {
+            name: Claim(job=a_job(name), allowed=holdings[name], reserved=holdings[name], target=targets[name])
+            for name in holdings
+        }
+        holdings = hand_over(claims, NODES, {})
+    assert holdings == targets
+
+
+def test_a_report_is_checked_where_it_is_made() -> None:
+    with pytest.raises(ConfigError, match="since of run slow"):
+        Report(job=a_job("slow"), since=-1.0)
