@@ -31,6 +31,7 @@ from tests.emulation.netns import HostProcess
 from tests.helpers import RAY_STARTS_NOTHING_AHEAD
 
 JOB = ROOT / "benchmarks" / "jobs" / "recovery.py"
+FLOOR = ROOT / "benchmarks" / "jobs" / "resize_floor.py"
 HEAD, OTHER = "gpu-1", "cpu-1"
 HELPERS = ("ray::Hub", "ray::run hub", "ray::TrainController", "ray::run controller", "ray::SynchronizationActor")
 STEPS_BEFORE = 20  # steps of each rank before anything is done to the run
@@ -42,6 +43,7 @@ FIGURES = {
     "worker": "killed worker → next step",
     "host": "killed host → next step",
     "resize": "resize on standing nodes, without steps",
+    "floor": "the least of a resize: actors of plain Ray in the place of others",
     "start": "fit() → first step",
     "helpers": "CPU of the run's helpers, in cores",
 }
@@ -50,9 +52,9 @@ FIGURES = {
 class _Run:
     """A training on two emulated hosts."""
 
-    def __init__(self, hosts: Hosts, checkout: Path, folder: Path, arguments: list[str]) -> None:
+    def __init__(self, hosts: Hosts, checkout: Path, folder: Path, arguments: list[str], job: Path) -> None:
         self.hosts, self.folder = hosts, folder
-        command = [sys.executable, str(JOB), str(folder), *arguments]
+        command = [sys.executable, str(job), str(folder), *arguments]
         self.driver: HostProcess = hosts[HEAD].popen(command, env={"PYTHONPATH": str(checkout)})
 
     def marks(self) -> list[dict[str, Any]]:
@@ -95,7 +97,7 @@ class _Run:
 
 
 @contextlib.contextmanager
-def _run(checkout: Path, *arguments: int | str) -> Iterator[_Run]:
+def _run(checkout: Path, *arguments: int | str, job: Path = JOB) -> Iterator[_Run]:
     cores = tuple(sorted(os.sched_getaffinity(0)))
     specs = {name: HostSpec(core=cores, shm_bytes=256 << 20) for name in (HEAD, OTHER)}
     place = ["--resources", json.dumps({"place": 1})]
@@ -106,7 +108,7 @@ def _run(checkout: Path, *arguments: int | str) -> Iterator[_Run]:
             env={"PYTHONPATH": str(checkout), **RAY_STARTS_NOTHING_AHEAD},
             extra_args=dict.fromkeys(specs, place),
         )
-        run = _Run(hosts, checkout, Path(name), list(map(str, arguments)))
+        run = _Run(hosts, checkout, Path(name), list(map(str, arguments)), job)
         try:
             yield run
         finally:
@@ -147,6 +149,14 @@ def measure_resize(checkout: Path) -> dict[str, float]:
         return {"start": start_s, "resize": float(costs[0])}
 
 
+def measure_floor(checkout: Path) -> dict[str, float]:
+    if checkout != ROOT:  # it does not depend on the checkout
+        return {}
+    with _run(checkout, job=FLOOR) as run:
+        run.driver.wait(timeout=DEADLINE_S)
+        return {"floor": float((run.folder / "floor").read_text())}
+
+
 def measure_helpers(checkout: Path) -> dict[str, float]:
     with _run(checkout, 1, 2, MANY, "0=2") as run:
         start_s = _start_of(run)
@@ -158,7 +168,10 @@ def measure_helpers(checkout: Path) -> dict[str, float]:
         return {"start": start_s, "helpers": (_cpu_s(helpers) - before) / (time.monotonic() - at_s)}
 
 
-MEASURES = {"worker": measure_worker, "host": measure_host, "resize": measure_resize, "helpers": measure_helpers}
+MEASURES = {
+    "worker": measure_worker, "host": measure_host, "resize": measure_resize, "floor": measure_floor,
+    "helpers": measure_helpers,
+}  # fmt: skip
 
 
 def _title(process: psutil.Process) -> str:
@@ -176,7 +189,11 @@ def _cpu_s(processes: list[psutil.Process]) -> float:
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(min=1))
 @click.option("--only", multiple=True, type=click.Choice(list(MEASURES)), help="Measure these figures alone.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-@click.option("--into", type=click.Path(path_type=Path), help='Add the result to this JSON file, as "recovery".')
+@click.option(
+    "--into",
+    type=click.Path(path_type=Path),
+    help='Add the result to this JSON file, as "recovery", or as "recovery_of_…" with --only.',
+)
 def main(beside: Path | None, repeats: int, only: tuple[str, ...], as_json: bool, into: Path | None) -> None:
     console = Console(stderr=True)
     checkouts = {"offload": ROOT, **({"before": beside.resolve()} if beside is not None else {})}
@@ -186,7 +203,7 @@ def main(beside: Path | None, repeats: int, only: tuple[str, ...], as_json: bool
             for name, checkout in checkouts.items():
                 for key, value in MEASURES[figure](checkout).items():
                     seconds[name].setdefault(key, []).append(round(value, 3))
-                console.print(f"{number + 1}/{repeats} {name}, {FIGURES[figure]}: {seconds[name][figure][-1]:.3f}")
+                    console.print(f"{number + 1}/{repeats} {name}, {FIGURES[key]}: {value:.3f}")
     document = {
         "what": FIGURES,
         "medians": {name: {key: statistics.median(of) for key, of in each.items()} for name, each in seconds.items()},
@@ -199,14 +216,16 @@ def main(beside: Path | None, repeats: int, only: tuple[str, ...], as_json: bool
     }
     if into is not None:
         whole = json.loads(into.read_text()) if into.exists() else {}
-        into.write_text(json.dumps({**whole, "recovery": document}, indent=1) + "\n")
+        key = "_of_".join(["recovery", *(["_".join(only)] if only else [])])
+        into.write_text(json.dumps({**whole, key: document}, indent=1) + "\n")
     if as_json:
         print(json.dumps(document))
     else:
         table = Table("figure", *checkouts)
         for key in FIGURES:
             if key in seconds["offload"]:
-                table.add_row(FIGURES[key], *(f"{statistics.median(seconds[name][key]):.3f}" for name in checkouts))
+                values = [seconds[name].get(key) for name in checkouts]
+                table.add_row(FIGURES[key], *(f"{statistics.median(of):.3f}" if of else "" for of in values))
         Console().print(table)
 
 
