@@ -192,7 +192,7 @@ def _cpu_s(processes: list[psutil.Process]) -> float:
 @click.option(
     "--into",
     type=click.Path(path_type=Path),
-    help='Add the result to this JSON file, as "recovery", or as "recovery_of_…" with --only.',
+    help="Add the result to this JSON file: 'recovery', or with --only 'recovery_of_…'.",
 )
 def main(beside: Path | None, repeats: int, only: tuple[str, ...], as_json: bool, into: Path | None) -> None:
     console = Console(stderr=True)
