@@ -120,7 +120,7 @@ class World(RuleBasedStateMachine):
         self.now = START
         self.runs: dict[str, Run] = {}
         self.nodes = NODES
-        self.ledger = Ledger(started_at=self.now)
+        self.ledger = Ledger(started_at=self.now - REPORT_S)
         self.arrived = 0
 
     def send(self, event: Event) -> dict[str, Lease]:
@@ -141,7 +141,17 @@ class World(RuleBasedStateMachine):
         self.runs[name].reported_at = self.now
 
     def one(self, data: Any, *, hangs: bool = False) -> str:
-        return data.draw(st.sampled_from([name for name, run in self.runs.items() if run.hangs == hangs]))
+        name: str = data.draw(st.sampled_from([name for name, run in self.runs.items() if run.hangs == hangs]))
+        return name
+
+    def some(self, data: Any) -> list[str]:
+        living = [name for name, run in self.runs.items() if not run.hangs]
+        names: list[str] = data.draw(st.lists(st.sampled_from(living), min_size=1, unique=True))
+        return names
+
+    def learns(self, name: str) -> None:
+        if name in self.ledger.tenants:
+            self.runs[name].lease = self.ledger.tenants[name].lease
 
     def living(self) -> bool:
         return any(not run.hangs for run in self.runs.values())
@@ -154,34 +164,40 @@ class World(RuleBasedStateMachine):
         self.see_cluster()
 
     @precondition(lambda self: len(self.runs) < 4)
-    @rule(job=jobs)
-    def arrive(self, job: Job) -> None:
+    @rule(job=jobs, learn=st.booleans())
+    def arrive(self, job: Job, learn: bool) -> None:
         self.arrived += 1
         name = f"run {self.arrived}"
         self.runs[name] = Run(job=replace(job, name=name), since=self.now)
         self.report_of(name)
+        if learn:
+            self.learns(name)
 
     @precondition(living)
-    @rule(data=st.data())
-    def report(self, data: Any) -> None:
-        self.report_of(self.one(data))
+    @rule(data=st.data(), learn=st.booleans())
+    def report(self, data: Any, learn: bool) -> None:
+        for name in self.some(data):
+            self.report_of(name)
+            if learn:
+                self.learns(name)
 
     @precondition(living)
     @rule(data=st.data())
     def learn(self, data: Any) -> None:
-        name = self.one(data)
-        if name in self.ledger.tenants:
-            self.runs[name].lease = self.ledger.tenants[name].lease
+        for name in self.some(data):
+            self.learns(name)
 
     @precondition(living)
     @rule(data=st.data())
     def take_up(self, data: Any) -> None:
-        self.runs[self.one(data)].take_up(self.now)
+        for name in self.some(data):
+            self.runs[name].take_up(self.now)
 
     @precondition(living)
     @rule(data=st.data())
     def give_back(self, data: Any) -> None:
-        self.runs[self.one(data)].give_back()
+        for name in self.some(data):
+            self.runs[name].give_back()
 
     @precondition(living)
     @rule(data=st.data())
@@ -351,6 +367,25 @@ def test_what_a_silent_run_held_goes_to_others_when_the_cluster_shows_it_free() 
     assert changed == {}
     ledger, changed = step(ledger, ClusterSeen(at=expiry, nodes=NODES))
     assert changed["waiting"].holding.worker_count == 4
+
+
+def test_a_run_that_was_silent_for_too_long_keeps_what_it_holds_and_no_more() -> None:
+    ledger = step(Ledger(started_at=START - REPORT_S), ClusterSeen(at=START, nodes=NODES))[0]
+    slow = Run(job=a_job("slow", workers=(4, 4)), since=START)
+    ledger, changed = step(ledger, Reported(at=START, report=slow.report()))
+    slow.lease = changed["slow"]
+    slow.holding = Holding(kind="A", workers={"a": 1})
+    assert slow.lease.holding.worker_count == 4
+    late = slow.lease.expires_at + GRACE_S
+    ledger, _ = step(ledger, Tick(at=late))
+    ledger, _ = step(ledger, ClusterSeen(at=late, nodes=NODES, others=summed([slow])))
+    other = Report(job=a_job("other", workers=(3, 3), preemptible=False), since=late)
+    ledger, changed = step(ledger, Reported(at=late, report=other))
+    assert changed["other"].holding.worker_count == 3
+    ledger, changed = step(ledger, Reported(at=late, report=slow.report()))
+    assert not slow.holding.same_workers(slow.lease.holding)
+    assert changed["slow"].holding.worker_count <= 1
+    assert changed["slow"].number > slow.lease.number
 
 
 def test_rounds_come_a_minute_apart_unless_somebody_comes_goes_or_changes_what_it_wants() -> None:
