@@ -107,8 +107,7 @@ def _taken_back(claim: Claim) -> Holding:
 def _extended(claim: Claim, allowed: Holding, room: Room) -> Holding:
     """What a run may hold if it gets what is free of its target: all of its workers, or no more."""
     target, worker = claim.target, claim.job.worker
-    kept = {node: count for node, count in allowed.cores.items() if target.cores.get(node)}
-    cores = {node: min(count, target.cores[node]) for node, count in kept.items()}
+    cores = {node: min(count, target.cores[node]) for node, count in allowed.cores.items() if target.cores.get(node)}
     with_workers = Holding(kind=target.kind, workers=target.workers, cores=cores)
     before = room.left()
     mine = most(claim.reserved, with_workers)

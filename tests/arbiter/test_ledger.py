@@ -27,7 +27,7 @@ from offload.arbiter.ledger import (
 from offload.arbiter.values import LEASE_S, REPORT_S, Lease, Report, same
 from offload.errors import ConfigError
 from offload.model import StepTime
-from offload.model.allocation.values import Holding, Job
+from offload.model.allocation.values import Allotment, Holding, Job
 from offload.model.placement import NodeResources
 
 # A step that scales: twice the workers do nearly twice the work.
@@ -369,23 +369,16 @@ def test_what_a_silent_run_held_goes_to_others_when_the_cluster_shows_it_free() 
     assert changed["waiting"].holding.worker_count == 4
 
 
-def test_a_run_that_was_silent_for_too_long_keeps_what_it_holds_and_no_more() -> None:
+def test_an_expired_lease_lets_its_run_keep_what_it_holds_and_no_more() -> None:
     ledger = step(Ledger(started_at=START - REPORT_S), ClusterSeen(at=START, nodes=NODES))[0]
-    slow = Run(job=a_job("slow", workers=(4, 4)), since=START)
-    ledger, changed = step(ledger, Reported(at=START, report=slow.report()))
-    slow.lease = changed["slow"]
+    slow = Run(job=a_job("slow"), since=START)
+    slow.lease = step(ledger, Reported(at=START, report=slow.report()))[1]["slow"]
     slow.holding = Holding(kind="A", workers={"a": 1})
     assert slow.lease.holding.worker_count == 4
-    late = slow.lease.expires_at + GRACE_S
-    ledger, _ = step(ledger, Tick(at=late))
-    ledger, _ = step(ledger, ClusterSeen(at=late, nodes=NODES, others=summed([slow])))
-    other = Report(job=a_job("other", workers=(3, 3), preemptible=False), since=late)
-    ledger, changed = step(ledger, Reported(at=late, report=other))
-    assert changed["other"].holding.worker_count == 3
-    ledger, changed = step(ledger, Reported(at=late, report=slow.report()))
-    assert not slow.holding.same_workers(slow.lease.holding)
-    assert changed["slow"].holding.worker_count <= 1
-    assert changed["slow"].number > slow.lease.number
+    for at, workers in ((slow.lease.expires_at - 1, 4), (slow.lease.expires_at, 1)):
+        fresh, changed = step(Ledger(started_at=at), Reported(at=at, report=slow.report()))
+        assert changed["slow"].holding.worker_count == workers
+        assert fresh.tenants["slow"].reserved.worker_count == workers
 
 
 def test_rounds_come_a_minute_apart_unless_somebody_comes_goes_or_changes_what_it_wants() -> None:
@@ -422,6 +415,30 @@ def test_runs_that_wait_for_each_other_in_a_circle_get_their_places() -> None:
         }
         holdings = hand_over(claims, NODES, {})
     assert holdings == targets
+
+
+def test_workers_do_not_start_before_a_core_is_free_for_their_data() -> None:
+    target = Holding(kind="A", workers={"a": 2}, cores={"c": 4})
+    before = Holding(kind="A", workers={"b": 1}, cores={"c": 4})
+    after = Holding(kind="A", workers={"b": 1}, cores={"b": 4})
+    for held, allotted in ((before, Holding()), (after, target)):
+        claims = {
+            "holder": Claim(job=a_job("holder"), allowed=after, reserved=held, target=after),
+            "comes": Claim(job=a_job("comes"), allowed=Holding(), reserved=Holding(), target=target),
+        }
+        assert hand_over(claims, NODES, {})["comes"] == allotted
+
+
+def test_a_run_that_keeps_what_it_holds_still_gets_the_cores_that_it_was_promised() -> None:
+    now = Holding(kind="A", workers={"a": 2}, cores={"a": 1})
+    promised = Holding(kind="A", workers={"a": 2}, cores={"a": 4, "c": 2})
+    allotment = Allotment(holding=promised, goodput=None, speedup=None, restarts=False, reason="promised")
+    lease = Lease(number=1, holding=now, allotment=allotment, expires_at=START + LEASE_S)
+    report = Report(job=a_job("stays", preemptible=False, present=now), since=START, lease=lease)
+    ledger, _ = step(Ledger(started_at=START - REPORT_S), Reported(at=START, report=report))
+    ledger, changed = step(ledger, ClusterSeen(at=START, nodes=NODES))
+    assert ledger.decided_at == START
+    assert changed["stays"].holding == changed["stays"].allotment.holding == promised
 
 
 def test_a_report_is_checked_where_it_is_made() -> None:
