@@ -1,5 +1,7 @@
 """The runs of a Ray cluster: list them, and pause, resume, stop or resize one from outside.
 
+::
+
     for run in offload.runs.listed("auto"):
         print(run.name, run.user, run.state, run.workers)
     offload.runs.pause("vit", address="auto")
