@@ -114,16 +114,19 @@ def user_name() -> str:
 
 def names() -> list[str]:
     """The names of the cluster's runs, those included that wait and those that have no desk."""
-    actors = ray.util.list_named_actors(all_namespaces=True)
-    ours = [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
-    return sorted({name.removesuffix(end) for end in (HUB, DESK) for name in ours if name.endswith(end)})
+    return _names_with(HUB, DESK)
 
 
 def desk_names() -> list[str]:
     """The names of the runs that have a desk."""
+    return _names_with(DESK)
+
+
+def _names_with(*ends: str) -> list[str]:
+    """The runs that have an actor whose name ends so."""
     actors = ray.util.list_named_actors(all_namespaces=True)
     ours = [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
-    return sorted(name.removesuffix(DESK) for name in ours if name.endswith(DESK))
+    return sorted({name.removesuffix(end) for end in ends for name in ours if name.endswith(end)})
 
 
 def desk_of(run: str) -> Any:
