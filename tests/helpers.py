@@ -87,7 +87,7 @@ def moto_server(address: str = "127.0.0.1") -> Iterator[tuple[dict[str, str], An
     server.start()
     url = f"http://{address}:{port}"
     # What it holds belongs to the process, not to the server: an earlier test's buckets would still be there.
-    requests.post(f"{url}/moto-api/reset", timeout=300).raise_for_status()
+    requests.post(f"{url}/moto-api/reset", timeout=800).raise_for_status()
     client = boto3.client(
         "s3", endpoint_url=url, region_name="us-east-1", aws_access_key_id="testing", aws_secret_access_key="testing"
     )
@@ -170,7 +170,7 @@ def mount_small_disk(path: Path, options: str) -> None:
 
 
 def eventually(
-    condition: Callable[[], bool], deadline_s: float = 300.0, *, state: Callable[[], object] = lambda: ""
+    condition: Callable[[], bool], deadline_s: float = 800.0, *, state: Callable[[], object] = lambda: ""
 ) -> None:
     """Wait until it is so. ``state``: what to say if it never is."""
     until = time.monotonic() + deadline_s

@@ -18,7 +18,7 @@ sys.exit(3)
 
 def test_processes_that_nobody_waits_for_count_and_the_exit_code_is_the_commands() -> None:
     meter = [sys.executable, str(PROGRAMS / "cpu_minutes.py")]
-    done = subprocess.run([*meter, sys.executable, "-S", "-c", COMMAND], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*meter, sys.executable, "-S", "-c", COMMAND], capture_output=True, text=True, timeout=800)
     assert done.returncode == 3
     *_, said = done.stderr.splitlines()
     minutes, unit = said.removeprefix("at least ").split(" CPU ")
@@ -28,4 +28,4 @@ def test_processes_that_nobody_waits_for_count_and_the_exit_code_is_the_commands
 
 def test_a_signal_that_ends_the_command_ends_the_meter() -> None:
     command = [sys.executable, str(PROGRAMS / "cpu_minutes.py"), "sh", "-c", "kill -TERM $$"]
-    assert subprocess.run(command, capture_output=True, timeout=300).returncode == -15
+    assert subprocess.run(command, capture_output=True, timeout=800).returncode == -15

@@ -19,7 +19,7 @@ from offload.demo_data import make_demo_data
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 TUTORIAL = EXAMPLES / "tutorial"
 MOST_LINES = 8
-DEADLINE_S = 300
+DEADLINE_S = 800
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 

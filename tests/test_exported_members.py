@@ -90,7 +90,7 @@ def loaded_by(code: str) -> set[str]:
         "; import sys; print(*sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'ray', 'torchvision', 'timm'}))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code + report], capture_output=True, text=True, check=True, timeout=300
+        [sys.executable, "-c", code + report], capture_output=True, text=True, check=True, timeout=800
     )
     return set(done.stdout.split())
 

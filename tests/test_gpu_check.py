@@ -26,7 +26,7 @@ from benchmarks.gpu.wheels import install
 from offload.cli.doctor_checks import TorchFacts
 from tests.helpers import ROOT, eventually
 
-DEADLINE_S = 300.0
+DEADLINE_S = 800.0
 LONG = ("fork", "precision", "memory", "nccl", "loader", "busy")  # whole trainings, which other tests run too
 NEEDS = {"sync_batch_norm": "needs two GPUs", "decode": "needs a GPU"}
 

@@ -19,7 +19,7 @@ from tests.model.test_profile import WHOLE
 from tests.report.runs import plain
 
 TOUR = ROOT / "examples" / "tour.ipynb"
-DEADLINE_S = 600
+DEADLINE_S = 800
 
 EXECUTE = f"""
 import sys, nbclient, nbformat

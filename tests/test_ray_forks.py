@@ -14,7 +14,7 @@ from tests.helpers import ROOT, without_ray
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-DEADLINE_S = 600.0
+DEADLINE_S = 800.0
 
 
 def told(program: str, folder: Path) -> Any:

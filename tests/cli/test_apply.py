@@ -265,7 +265,7 @@ def test_on_a_terminal_the_user_decides(tmp_path: Path, answer: str | None, mode
         if answer is not None:
             terminal.write(f"{answer}\n".encode())
         subprocess.run(
-            [sys.executable, "-c", ASKS, script], stdin=theirs, stdout=theirs, stderr=theirs, check=True, timeout=300
+            [sys.executable, "-c", ASKS, script], stdin=theirs, stdout=theirs, stderr=theirs, check=True, timeout=800
         )
         os.close(theirs)
         said = terminal.read(4096).decode()

@@ -33,7 +33,7 @@ from offload.train.cluster import connection as cluster
 from offload.train.cluster.connection import check_reachable
 from tests.helpers import eventually, offload_here, without_ray
 
-DEADLINE_S = 300.0
+DEADLINE_S = 800.0
 
 SCRIPT = '''
 """A script as a user writes it, with prints where users have them."""

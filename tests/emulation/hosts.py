@@ -44,7 +44,7 @@ from tests.emulation.sandbox import Sandbox
 RAY_PORT = 6379
 _RAY = (sys.executable, "-m", "ray.scripts.scripts")
 _RAY_STOP_DEADLINE_S = 60.0
-_JOIN_GRACE_S = 30.0  # time for a driver to import Ray and connect, beyond the deadline of the start itself
+_JOIN_GRACE_S = 120.0  # time for a driver to import Ray and connect, beyond the deadline of the start itself
 _HOST_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 # A program for the head: it waits until raylets at all given addresses are alive, or the time is up, and prints the live ones. It

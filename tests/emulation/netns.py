@@ -27,8 +27,8 @@ from tests.emulation.sandbox import Sandbox
 
 _TOOLS = ("ip", "unshare", "nsenter", "setpriv", "taskset", "mount")
 _UNSHARE = ("unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork")
-_START_DEADLINE_S = 10.0
-_KILL_DEADLINE_S = 10.0
+_START_DEADLINE_S = 60.0
+_KILL_DEADLINE_S = 60.0
 
 # A script that joins the host's cgroups (arguments before "--"), then becomes the command after it.
 _JOIN = 'until [ "$1" = -- ]; do echo 0 > "$1" || exit 125; shift; done; shift; exec "$@"'

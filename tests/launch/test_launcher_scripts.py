@@ -44,7 +44,7 @@ def started(script: str, *arguments: str, home: Path) -> subprocess.CompletedPro
     """A script that ran without credentials, without an AWS configuration and without a network."""
     return subprocess.run(
         [sys.executable, str(LAUNCHERS / script), *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=800, check=False,
         env={"PATH": "/usr/bin:/bin", "HOME": str(home), "AWS_EC2_METADATA_DISABLED": "true"},
     )  # fmt: skip
 
@@ -67,7 +67,7 @@ def test_the_estimator_script_prints_the_request_of_the_command(tmp_path: Path) 
     name = str(document["TrainingJobName"])
     command = ["launch", "sagemaker", *arguments, "--name", name, "--json", "--", "--epochs", "3"]
     done = subprocess.run(
-        [sys.executable, "-m", "offload", *command], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
+        [sys.executable, "-m", "offload", *command], cwd=ROOT, capture_output=True, text=True, timeout=800, check=True
     )
     unique = re.compile(r"source-[0-9a-f]{8}")
     assert unique.sub("", json.dumps(document)) == unique.sub("", json.dumps(json.loads(done.stdout)))

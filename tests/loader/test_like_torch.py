@@ -646,7 +646,7 @@ class Remembers(Numbers):
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_batches_go_round_the_workers_whichever_process_makes_them(workers: int) -> None:
     dataset = Remembers(24)
-    loader = offload.DataLoader(dataset, batch_size=4, num_workers=workers, timeout=300, worker_init_fn=dataset.begin)
+    loader = offload.DataLoader(dataset, batch_size=4, num_workers=workers, timeout=800, worker_init_fn=dataset.begin)
     for number, (indices, ids, remembered) in enumerate(loader):
         assert indices.tolist() == [*range(4 * number, 4 * number + 4)]
         assert ids.tolist() == [number % workers] * 4

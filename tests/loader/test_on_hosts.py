@@ -80,7 +80,7 @@ def test_batches_stay_whole_and_in_order_while_hosts_leave_and_join(tmp_path: Pa
         meets("joined")
         hosts.join_ray("cpu-2", env={**env, **RAY_STARTS_NOTHING_AHEAD})
         (tmp_path / "past-joined").touch()
-        said = program.communicate(timeout=300)[0]
+        said = program.communicate(timeout=800)[0]
     assert program.returncode == 0
     told = json.loads(said.strip().splitlines()[-1])
     assert told["right"]

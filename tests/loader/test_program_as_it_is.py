@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 
-DEADLINE_S = 600.0
+DEADLINE_S = 800.0
 
 SETUPS = {
     "search path": ("sys.path.insert(0, os.path.join(HERE, 'lib'))", "__import__('library_of_the_program').NAME"),

@@ -15,7 +15,7 @@ from tests.helpers import MARK, ROOT, eventually, marked, without_ray
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-DEADLINE_S = 300.0
+DEADLINE_S = 800.0
 
 ALONE = """
 import multiprocessing, os, sys

@@ -26,7 +26,7 @@ from offload.train.checkpoints import storage
 from offload.train.driver import trainer
 from tests.helpers import eventually, write_jpegs
 
-DEADLINE_S = 300.0
+DEADLINE_S = 800.0
 
 
 @pytest.fixture

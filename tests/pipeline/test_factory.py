@@ -204,7 +204,7 @@ def test_a_data_set_without_torch_does_not_load_it() -> None:
         assert index.reader.read(index.table).columns["x"] == [1, 2]
         assert "torch" not in sys.modules
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=300)
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=800)
 
 
 @given(steps=st.lists(st.integers(0, 7), max_size=40), planned=st.integers(1, 8))

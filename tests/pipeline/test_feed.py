@@ -381,7 +381,7 @@ def test_a_rank_that_leaves_stops_waiting_at_once(make: Callable[..., Feed], mon
     answers: queue.Queue[Any] = queue.Queue()
     threading.Thread(target=lambda: answers.put(feed.next_slices(key(), 0, 1, "far")), daemon=True).start()
     feed.leave(key(), 0)
-    assert answers.get(timeout=300) == ([], True)
+    assert answers.get(timeout=800) == ([], True)
 
 
 def _block_comes(feed: Feed) -> Any:
@@ -424,7 +424,7 @@ def test_a_waiting_rank_hears_of_all_that_ends_its_wait(
 
     threading.Thread(target=take, daemon=True).start()
     expected = happens(feed)
-    answer = answers.get(timeout=300)
+    answer = answers.get(timeout=800)
     assert answer == expected if expected else answer[0] or answer[1]
 
 
@@ -438,7 +438,7 @@ def test_a_rank_that_waits_for_a_lost_block_gets_it_when_it_is_made_again(make: 
     answers: queue.Queue[Any] = queue.Queue()
     threading.Thread(target=lambda: answers.put(feed.next_slices(key(), 0, 1, timeout_s=600.0)), daemon=True).start()
     finish(start(feed))
-    (again,), over = answers.get(timeout=300)
+    (again,), over = answers.get(timeout=800)
     assert over
     assert again[1:] == slices[0][1:]
 

@@ -141,7 +141,7 @@ def test_a_class_that_the_program_does_not_have_comes_with_its_content() -> None
     packed = pickling.dumps_back(made())
     there = subprocess.run(
         [sys.executable, "-c", "import pickle, sys; print(pickle.loads(sys.stdin.buffer.read()).value)"],
-        input=packed, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=300,
+        input=packed, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=800,
     )  # fmt: skip
     assert there.stdout.strip() == b"3"
 
@@ -179,7 +179,7 @@ print(twice(4), three(), module.FACTOR, module.__name__)
 """
     done = subprocess.run(
         [sys.executable, "-c", f"import sys\nfrom offload.pipeline.program import pickling\n{code}"],
-        input=content, cwd=ROOT, capture_output=True, timeout=300, check=False,
+        input=content, cwd=ROOT, capture_output=True, timeout=800, check=False,
     )  # fmt: skip
     assert done.stdout.decode().split() == ["20", "3", "5", "settings_by_path"], done.stderr.decode()
 

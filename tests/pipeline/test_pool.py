@@ -100,7 +100,7 @@ def test_a_finished_block_makes_the_pool_ask_for_its_own_node_alone() -> None:
     eventually(lambda: all(work.asked[node] for node in FAR))
     before = Counter(work.asked)
     for _ in range(50):  # each leads to the next task
-        under_way.get(timeout=300).set_result(Cost(rows=1, size_bytes=1, cpu_s=1.0, wall_s=1.0))
+        under_way.get(timeout=800).set_result(Cost(rows=1, size_bytes=1, cpu_s=1.0, wall_s=1.0))
     eventually(lambda: work.done == 50)
     eventually(lambda: work.asked["near"] >= before["near"] + 50)
     assert all(work.asked[node] == before[node] for node in FAR)
@@ -127,9 +127,9 @@ def test_a_process_that_ends_is_replaced_and_its_tasks_run_again(error: Exceptio
     pool = ByHand(["near"], 1.0, work, {})
     recipe: Any = None
     pool.warm(recipe)
-    for each in [under_way.get(timeout=300) for _ in range(IN_FLIGHT)]:
+    for each in [under_way.get(timeout=800) for _ in range(IN_FLIGHT)]:
         each.set_exception(error)
-    again = [under_way.get(timeout=300) for _ in range(IN_FLIGHT)]
+    again = [under_way.get(timeout=800) for _ in range(IN_FLIGHT)]
     assert processes == ["near"] * 2
     assert work.done == 0
     for each in again:
@@ -168,7 +168,7 @@ def test_a_pool_that_shares_its_cores_works_on_until_others_take_over() -> None:
     pool = ByHand(["near", "near"], 1.0, NearAlone(), {})
     recipe: Any = None
     pool.warm(recipe)
-    first = [under_way.get(timeout=300) for _ in range(2 * IN_FLIGHT)]
+    first = [under_way.get(timeout=800) for _ in range(2 * IN_FLIGHT)]
     assert pool.reserves
     assert pool.runs
     shared = pool.share()

@@ -16,7 +16,7 @@ from offload.pipeline.pool.ray_state import Held, Holder, awaited_cpus, held, ho
 from offload.ray_private.cluster_tables import ActorRow, GroupRow
 from tests.helpers import eventually
 
-DEADLINE_S = 300.0
+DEADLINE_S = 800.0
 HERE, JOB, GROUP = "driver", "job", "group0123"
 
 

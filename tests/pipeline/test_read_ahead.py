@@ -63,7 +63,7 @@ def test_requests_overlap() -> None:
     together = threading.Barrier(4)  # nobody passes before four read
 
     def read(path: str) -> bytes:
-        together.wait(timeout=300)
+        together.wait(timeout=800)
         return path.encode()
 
     ahead = ReadAhead(read)

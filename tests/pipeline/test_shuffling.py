@@ -35,7 +35,7 @@ def test_the_same_in_another_process() -> None:
     code = (
         "from offload.pipeline.order.shuffling import epoch_permutation; print(*epoch_permutation(50, seed=3, epoch=4))"
     )
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=800)
     assert [int(i) for i in other.stdout.split()] == epoch_permutation(50, seed=3, epoch=4).tolist()
 
 

@@ -294,7 +294,7 @@ def test_a_full_disk_is_one_sentence_with_the_folder_and_the_remedy(small_disk: 
         env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(small_disk)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=800,
     )
     assert ran.returncode == 2
     (said,) = [line for line in ran.stderr.splitlines() if "cannot be written" in line]

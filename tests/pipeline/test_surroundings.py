@@ -111,7 +111,7 @@ def work():
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     sent = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, env=env, capture_output=True, timeout=300, check=False
+        [sys.executable, "script.py"], cwd=tmp_path, env=env, capture_output=True, timeout=800, check=False
     )
     assert (sent.returncode == 0) is guarded
     if not guarded:
@@ -121,7 +121,7 @@ def work():
         "import sys\nfrom offload.pipeline.program import pickling\nprint(pickling.loads(sys.stdin.buffer.read())[1]())"
     )
     done = subprocess.run(
-        [sys.executable, "-c", load], input=sent.stdout, env=env, capture_output=True, timeout=300, check=False
+        [sys.executable, "-c", load], input=sent.stdout, env=env, capture_output=True, timeout=800, check=False
     )
     assert done.stdout.split() == [b"False"], done.stderr.decode()
 
@@ -154,7 +154,7 @@ def _in_another_process(programs: list[Program], code: str, folder: Path) -> str
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
-        timeout=300,
+        timeout=800,
         check=False,
     )
     assert done.returncode == 0, done.stderr.decode()
@@ -272,7 +272,7 @@ print(remedies.warning())
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, env=env, timeout=300, check=True, capture_output=True, text=True
+        [sys.executable, "script.py"], cwd=tmp_path, env=env, timeout=800, check=True, capture_output=True, text=True
     )
     assert (
         "line 9 (torch.set_default_dtype(torch.float64)) and line 10 (ImageFile.LOAD_TRUNCATED_IMAGES = True)"
@@ -301,7 +301,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     assert (
-        subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=env, timeout=300, check=False).returncode == 0
+        subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=env, timeout=800, check=False).returncode == 0
     )
 
 
@@ -347,7 +347,7 @@ loaded(np.frombuffer(sys.stdin.buffer.read(), dtype=np.uint8))
 """
     done = subprocess.run(
         [sys.executable, "-c", f"import sys{code}"],
-        input=packed, cwd=ROOT, capture_output=True, text=False, timeout=300, check=False,
+        input=packed, cwd=ROOT, capture_output=True, text=False, timeout=800, check=False,
     )  # fmt: skip
     said = done.stderr.decode().splitlines()[-1]
     assert "RunError: a data set raised ModuleNotFoundError: No module named 'only_on_the_host'" in said

@@ -89,7 +89,7 @@ def _servers(folder: Path) -> list[psutil.Process]:
 
 
 def _told(process: subprocess.Popen[str]) -> dict[str, Any]:
-    out, _ = process.communicate(timeout=300)
+    out, _ = process.communicate(timeout=800)
     told: dict[str, Any] = json.loads(out)
     return told
 
@@ -183,7 +183,7 @@ def test_a_process_ends_as_python_does_but_for_what_cpp_does_at_exit(
 ) -> None:
     _told(start("0"))  # there is a server now
     (tmp_path / "script.py").write_text(ENDS)
-    said, errors = start(how).communicate(timeout=300)
+    said, errors = start(how).communicate(timeout=800)
     assert said == "said"
     assert errors.strip().endswith(told)
     assert (tmp_path / "ends").read_text().split() == ["thread", "atexit"]
@@ -387,7 +387,7 @@ def test_a_process_whose_raylet_has_ended_is_not_started(
 ) -> None:
     with subprocess.Popen(["true"]) as raylet:
         raylet.wait()
-    out, _ = start("0", RAY_RAYLET_PID=str(raylet.pid)).communicate(timeout=300)
+    out, _ = start("0", RAY_RAYLET_PID=str(raylet.pid)).communicate(timeout=800)
     assert out == ""
     assert _servers(folder) == []
 
@@ -442,7 +442,7 @@ else:
 
 
 def said_of_forks(how: str) -> str:
-    done = subprocess.run([sys.executable, "-c", FORKS, how], capture_output=True, text=True, check=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", FORKS, how], capture_output=True, text=True, check=True, timeout=800)
     return done.stdout.strip()
 
 
@@ -553,7 +553,7 @@ def test_a_worker_is_set_up_as_by_rays_own_script(tmp_path: Path, context: dict[
     def said(script: str) -> str:
         environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
         return subprocess.run(
-            [sys.executable, script, *command], capture_output=True, text=True, timeout=300, check=True, env=environment
+            [sys.executable, script, *command], capture_output=True, text=True, timeout=800, check=True, env=environment
         ).stdout
 
     assert said(setup_worker.__file__) == said(setup_worker.rays_own())

@@ -22,7 +22,7 @@ from offload.probe import driver
 from offload.probe.driver import probe as measure
 from tests.helpers import without_ray
 
-DEADLINE_S = 300.0
+DEADLINE_S = 800.0
 FEW = ("--samples", "500")  # are drained sooner, where what the input costs is not what is asked
 
 SCRIPT = '''

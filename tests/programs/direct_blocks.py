@@ -25,7 +25,7 @@ from offload.pipeline.feed.passes import Slice
 from offload.train.cluster.ray_processes import minimal_agents
 from offload.train.worker.data.feed_client import HubFeed
 
-DEADLINE_S = 300.0
+DEADLINE_S = 800.0
 
 
 class Answer:

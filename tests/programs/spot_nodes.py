@@ -36,7 +36,7 @@ EPOCHS = 6
 LABELS = {"ray.io/market-type": "spot"}
 ENDPOINT = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 PLACE = {"place": 1.0}
-DEADLINE_S = 300.0
+DEADLINE_S = 800.0
 SILENT = "http://127.0.0.1:9"  # where nobody listens
 
 

@@ -37,7 +37,7 @@ SAMPLE_S, SLOW_SAMPLE_S = (
     0.1,
 )  # of each of the head's two cores: 100 and 20 samples/s, where a worker can train 32
 IDLE_S = 60.0  # nothing holds a node that came until the worker that it is for starts: half a minute on a busy machine
-DEADLINE_S = 600.0
+DEADLINE_S = 800.0
 GIVEN_BACK = "a node was given back"
 NODES = {"worker": {"resources": {"CPU": 0, **WORKER}, "node_config": {}, "min_workers": 0, "max_workers": 2}}
 

@@ -50,7 +50,7 @@ from offload.train.cluster.ray_output import keep_to_logs
 from tests.helpers import ROOT, eventually
 from tests.programs.on_plain_ray import ROWS, SAMPLES
 
-DEADLINE_S = 300.0
+DEADLINE_S = 800.0
 Without = Callable[[Part], None]
 
 on_ray = pytest.mark.usefixtures("ray_cluster")

@@ -23,7 +23,7 @@ from offload.report.terminal.live_line import LiveLine
 from tests.helpers import ROOT
 from tests.report.runs import eventful
 
-DEADLINE_S = 120.0
+DEADLINE_S = 800.0
 ENTERS, LEAVES = b"\x1b[?1049h", b"\x1b[?1049l"
 
 VIEW = """

@@ -117,7 +117,7 @@ def test_no_printed_line_mixes_with_the_live_line(tmp_path: Path, *, redirected:
     shown = b""
     while b"a warning" not in shown:
         shown += os.read(mine, 4096)
-    program.communicate(b"\n", timeout=300)
+    program.communicate(b"\n", timeout=800)
     os.close(mine)
     lines = ["the function's line", "a callback's line"]
     assert log.read_text().splitlines() == (lines if redirected else [])

@@ -69,8 +69,8 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[pafs.File
                     secret_key=env["AWS_SECRET_ACCESS_KEY"],
                     region=env["AWS_REGION"],
                     endpoint_override=env["AWS_ENDPOINT_URL"],
-                    connect_timeout=300,  # the server shares the machine with the run
-                    request_timeout=300,
+                    connect_timeout=800,  # the server shares the machine with the run
+                    request_timeout=800,
                 ),
                 requests,
             )

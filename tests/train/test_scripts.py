@@ -13,7 +13,7 @@ from tests.helpers import ROOT
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-DEADLINE_S = 300.0
+DEADLINE_S = 800.0
 
 
 def test_what_a_scripts_functions_use_and_return_is_as_in_torch(tmp_path: Path) -> None:

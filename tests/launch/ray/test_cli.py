@@ -26,7 +26,7 @@ from tests.helpers import RAY_STARTS_NOTHING_AHEAD, ROOT, require_hosts
 pytestmark = [pytest.mark.hosts, pytest.mark.ray, pytest.mark.slow]
 
 CORES = sorted(os.sched_getaffinity(0))
-DEADLINE_S = 300.0
+DEADLINE_S = 800.0
 DASHBOARD = 8265
 
 SCRIPT = """

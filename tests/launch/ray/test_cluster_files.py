@@ -298,7 +298,7 @@ def test_ray_up_makes_of_it_what_was_meant(tmp_path: Path) -> None:
     script = PROGRAMS / "ray_up_on_aws.py"
     with moto_server() as (environment, _):
         done = subprocess.run(
-            [sys.executable, script], input=text, capture_output=True, text=True, timeout=300,
+            [sys.executable, script], input=text, capture_output=True, text=True, timeout=800,
             env={**os.environ, **environment, "HOME": str(tmp_path)},
         )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -391,7 +391,7 @@ def test_a_pod_that_is_deleted_leaves_the_cluster_in_order() -> None:
         two.start_ray(head="head")
         path = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
         hook = two["pod"].popen(command, env=path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        seen = two["head"].run([sys.executable, "-c", look], timeout=300, check=True)
+        seen = two["head"].run([sys.executable, "-c", look], timeout=800, check=True)
         assert hook.poll() is None  # it keeps the pod until its container ends, which this host's does not
     assert seen.stdout.strip() == "pod: the pod is being deleted"
 
@@ -434,7 +434,7 @@ def test_a_host_says_which_of_the_planned_types_it_is(tmp_path: Path, has_gpus: 
     environment = {"PATH": f"{tmp_path}:/bin:/usr/bin", "HOME": "/home/me", "RAY_HEAD_IP": "10.0.0.1"}
     for key in ("head_start_ray_commands", "worker_start_ray_commands"):
         done = subprocess.run(
-            ["bash", "-c", commands[key][-1]], capture_output=True, text=True, check=True, env=environment, timeout=300
+            ["bash", "-c", commands[key][-1]], capture_output=True, text=True, check=True, env=environment, timeout=800
         )
         assert done.stdout.startswith("token /home/me/.offload/train/auth_token start ")
         assert f"--labels=instance-type={'ml.g5.xlarge' if has_gpus else 'ml.c5.4xlarge'} " in done.stdout
@@ -461,7 +461,7 @@ def test_the_commands_in_the_head_bring_the_cluster_up_by_hand(tmp_path: Path) -
         secret = tmp_path / "token"
         for name, start in zip(("first", "second"), starts, strict=True):
             environment = {"PATH": f"{tmp_path}:{path}" if name == "first" else path}
-            run = functools.partial(two[name].run, timeout=300, check=True, env=environment)
+            run = functools.partial(two[name].run, timeout=800, check=True, env=environment)
             run(["bash", "-c", token])
             # All have the same one.
             kept = "$HOME/.offload/train/auth_token"
@@ -471,7 +471,7 @@ def test_the_commands_in_the_head_bring_the_cluster_up_by_hand(tmp_path: Path) -
         look = "import json, ray; ray.init(address='auto', log_to_driver=False); print(json.dumps([n['Labels'] for n in ray.nodes()]))"
         joined = "export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$HOME/.offload/train/auth_token"
         done = two["second"].run(
-            ["bash", "-c", f'{joined}; {sys.executable} -c "{look}"'], timeout=300, check=True, env={"PATH": path}
+            ["bash", "-c", f'{joined}; {sys.executable} -c "{look}"'], timeout=800, check=True, env={"PATH": path}
         )
     labels = json.loads(done.stdout.splitlines()[-1])
     assert sorted(label["instance-type"] for label in labels) == ["ml.c5.4xlarge", "ml.g5.xlarge"]
@@ -503,7 +503,7 @@ def test_the_token_is_fetched_once_the_operator_has_made_it(tmp_path: Path) -> N
     for name in ("kubectl", "sleep"):
         (tmp_path / name).chmod(0o755)
     environment = {"PATH": f"{tmp_path}:/bin:/usr/bin", "HOME": str(tmp_path)}
-    subprocess.run(["bash", "-c", commands], check=True, env=environment, timeout=300)
+    subprocess.run(["bash", "-c", commands], check=True, env=environment, timeout=800)
     assert (tmp_path / ".offload" / "train" / "auth_token").read_text() == "secret"
 
 
@@ -524,12 +524,12 @@ def test_the_command_in_the_head_makes_a_token_for_its_owner_alone(tmp_path: Pat
     text = RENDER[kind](plan_of(SHAPE)).text()
     (command,) = re.findall(r"^# Before: +(.*)$", text, re.MULTILINE)
     subprocess.run(
-        ["bash", "-c", command], check=True, env={"PATH": "/bin:/usr/bin", "HOME": str(tmp_path)}, timeout=300
+        ["bash", "-c", command], check=True, env={"PATH": "/bin:/usr/bin", "HOME": str(tmp_path)}, timeout=800
     )
     token = tmp_path / ".offload" / "train" / "auth_token"
     first = token.read_text()
     subprocess.run(
-        ["bash", "-c", command], check=True, env={"PATH": "/bin:/usr/bin", "HOME": str(tmp_path)}, timeout=300
+        ["bash", "-c", command], check=True, env={"PATH": "/bin:/usr/bin", "HOME": str(tmp_path)}, timeout=800
     )
     assert token.read_text() == first, "a cluster that runs would refuse another"
     assert re.fullmatch(r"[0-9a-f]{64}\n", token.read_text())

@@ -47,7 +47,7 @@ def test_it_runs_where_nothing_else_is_installed_of_it(script: Path, tmp_path: P
         "print(offload.__file__, offload.__version__)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=out, capture_output=True, text=True, timeout=300, check=True
+        [sys.executable, "-c", code], cwd=out, capture_output=True, text=True, timeout=800, check=True
     )
     assert done.stdout.split() == [str(out / "offload" / "__init__.py"), offload.__version__]
     assert (out / ENTRY).exists()
@@ -70,7 +70,7 @@ def test_where_nothing_can_be_installed_the_failure_file_says_so(script: Path, t
     opened(pack(script, ENTRY, "token")).extractall(out, filter="data")
     done = subprocess.run(
         [sys.executable, "-S", ENTRY],  # without site-packages
-        cwd=out, capture_output=True, text=True, timeout=300, env={"SAGEMAKER_BASE_DIR": str(tmp_path), "PIP_NO_INDEX": "1"},
+        cwd=out, capture_output=True, text=True, timeout=800, env={"SAGEMAKER_BASE_DIR": str(tmp_path), "PIP_NO_INDEX": "1"},
     )  # fmt: skip
     assert done.returncode == 1
     text = (tmp_path / "output" / "failure").read_text()

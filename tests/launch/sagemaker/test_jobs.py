@@ -283,12 +283,12 @@ def test_strangers_are_refused_cpu_hosts_may_die_and_a_script_that_is_killed_end
         run.until((run.shared / "waits").exists)
         head, other = run.hosts["algo-2"], run.hosts["algo-1"]
         met = other.run(
-            [sys.executable, "-c", STRANGER, head.address], timeout=300, env={"PYTHONPATH": str(Path.cwd())}, check=True
+            [sys.executable, "-c", STRANGER, head.address], timeout=800, env={"PYTHONPATH": str(Path.cwd())}, check=True
         )
         assert "has another token" in met.stdout
         joined = other.run(
             [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={head.address}:6379", "--num-cpus=1"],
-            timeout=300,
+            timeout=800,
             env={"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "f" * 64},
         )
         assert joined.returncode != 0

@@ -82,7 +82,7 @@ def test_a_dry_run_prints_a_request_that_the_service_would_take() -> None:
     for command in (["offload", "launch", "sagemaker"], ["offload.launch.sagemaker"]):
         done = subprocess.run(
             [sys.executable, "-m", *command, *argv],
-            cwd=ROOT, capture_output=True, text=True, timeout=300,
+            cwd=ROOT, capture_output=True, text=True, timeout=800,
             env={"PATH": "/usr/bin:/bin", "HOME": "/nowhere", "AWS_EC2_METADATA_DISABLED": "true"},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
@@ -300,7 +300,7 @@ def test_a_profile_that_the_sdk_does_not_find_needs_no_traceback(script: Path, m
     """The SDK looks for it when it is imported, so in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "offload", "launch", "sagemaker", script, *USUAL, *more, "--region", "us-east-1", "--dry-run"],
-        cwd=ROOT, capture_output=True, text=True, timeout=300,
+        cwd=ROOT, capture_output=True, text=True, timeout=800,
         env={"PATH": "/usr/bin:/bin", "HOME": "/nowhere", "AWS_EC2_METADATA_DISABLED": "true", "AWS_PROFILE": "nope"},
     )  # fmt: skip
     assert done.returncode == 2, done.stderr

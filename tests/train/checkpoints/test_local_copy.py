@@ -59,7 +59,7 @@ def test_readers_of_a_node_share_one_copy_and_leave_nothing(remote: Counting, tm
     def read(_: int) -> str:
         with local_copy(fs, str(tmp_path / "checkpoint")) as folder:
             text = (folder / "model.pt").read_text()
-            all_read.wait(60.0)
+            all_read.wait(300.0)
             return text
 
     with ThreadPoolExecutor(readers) as pool:

@@ -33,7 +33,7 @@ from offload.train.checkpoints.storage import (
 from tests.emulation.numbers import Numbers
 from tests.helpers import ROOT, moto_server, nobody, without_ray
 
-DEADLINE_S = 240.0
+DEADLINE_S = 800.0
 
 
 def refusal(storage_path: str, filesystem: Any = None) -> str:

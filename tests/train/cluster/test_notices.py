@@ -168,7 +168,7 @@ def test_a_notice_is_told_in_words() -> None:
 def run(scenario: str, folder: Path, *, status: str = "finished") -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.programs.spot_nodes", scenario, str(folder)],
-        capture_output=True, text=True, timeout=300, cwd=ROOT,
+        capture_output=True, text=True, timeout=800, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

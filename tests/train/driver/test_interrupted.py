@@ -30,7 +30,7 @@ from tests.helpers import eventually
 from tests.loops import one_epoch
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
-DEADLINE_S = 300.0
+DEADLINE_S = 800.0
 
 
 def press() -> None:

@@ -25,7 +25,7 @@ def command(scenario: str, tmp_path: Path, driver: int) -> list[str]:
 
 
 def run(scenario: str, tmp_path: Path, driver: int = 0) -> dict[str, Any]:
-    done = subprocess.run(command(scenario, tmp_path, driver), capture_output=True, text=True, timeout=300, cwd=ROOT)
+    done = subprocess.run(command(scenario, tmp_path, driver), capture_output=True, text=True, timeout=800, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert told["status"] == "finished"

@@ -41,7 +41,7 @@ from tests.helpers import ROOT, eventually, title_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
-DEADLINE_S = 300.0
+DEADLINE_S = 800.0
 
 
 def relies(file: str, what: str) -> str:

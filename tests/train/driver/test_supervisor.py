@@ -16,7 +16,7 @@ from offload.train.group.in_worker import Main, Member, Report
 from offload.train.messages import Orders
 from offload.train.worker.steps.device_memory import DeviceMemoryError
 
-DEADLINE_S = 60.0
+DEADLINE_S = 800.0
 
 
 def work(member: Member) -> str:

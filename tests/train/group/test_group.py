@@ -28,7 +28,7 @@ from offload.train.group.local_group import LocalGroups
 from offload.train.group.ray_group import RayGroups
 from tests.helpers import eventually
 
-DEADLINE_S = 240.0
+DEADLINE_S = 800.0
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 

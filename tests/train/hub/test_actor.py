@@ -27,8 +27,8 @@ def test_a_node_whose_blocks_ray_carries_is_told_once(tmp_path: Path) -> None:
     here = ray.get_runtime_context().get_node_id()
     hub = asked.options(num_cpus=0).remote({}, Cores(nodes=(here,), task_cpus=1.0, stores={}), 1, tmp_path)
     for reason in ("TimeoutError: timed out", "OSError: no route to host"):
-        ray.get(hub.blocks_through_ray.remote(here, reason), timeout=300)
-    events = ray.get(hub.read.remote(0), timeout=300).events
+        ray.get(hub.blocks_through_ray.remote(here, reason), timeout=800)
+    events = ray.get(hub.read.remote(0), timeout=800).events
     said = [event.sentence({}) for event in events]
     address = ray.util.get_node_ip_address()
     assert said == [
@@ -42,5 +42,5 @@ def test_threads_of_a_hub_switch_more_often_than_those_of_other_processes(tmp_pa
     """Else the calls of workers wait for a busy thread of the pool, again and again."""
     asked: Any = ray.remote(Asked)
     hub = asked.options(num_cpus=0).remote({}, Cores(nodes=(), task_cpus=1.0, stores={}), 1, tmp_path)
-    assert ray.get(hub.switch_s.remote(), timeout=300) <= sys.getswitchinterval() / 4
+    assert ray.get(hub.switch_s.remote(), timeout=800) <= sys.getswitchinterval() / 4
     ray.kill(hub)

@@ -36,7 +36,7 @@ from tests.emulation.in_threads import (
 VAL = "val"
 UNLABELED = "unlabeled"  # shuffled in each pass
 SETS = (TRAIN, VAL, UNLABELED)
-DEADLINE_S = 300.0
+DEADLINE_S = 800.0
 
 
 class LocalRun:

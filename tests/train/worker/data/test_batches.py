@@ -109,7 +109,7 @@ def make(
 
 def both(work: Any) -> list[Any]:
     with ThreadPoolExecutor(2) as threads:
-        return [future.result(timeout=300) for future in [threads.submit(work, rank) for rank in (0, 1)]]
+        return [future.result(timeout=800) for future in [threads.submit(work, rank) for rank in (0, 1)]]
 
 
 @pytest.mark.parametrize("samples", [(40, 40), (40, 7), (0, 21), (3, 2)])

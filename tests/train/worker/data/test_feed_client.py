@@ -61,7 +61,7 @@ def test_blocks_of_this_node_do_not_wait_while_another_comes_over_a_slow_link() 
     with Hosts({"gpu-1": HostSpec(), "cpu-1": HostSpec(mbit_per_s=4.0)}) as hosts:
         env = {"PYTHONPATH": str(ROOT), **RAY_STARTS_NOTHING_AHEAD}
         hosts.start_ray(head="gpu-1", num_cpus={"gpu-1": 1, "cpu-1": 1}, env=env)
-        ran = hosts["gpu-1"].run([sys.executable, "-c", SCRIPT], env={"PYTHONPATH": str(ROOT)}, timeout=400)
+        ran = hosts["gpu-1"].run([sys.executable, "-c", SCRIPT], env={"PYTHONPATH": str(ROOT)}, timeout=800)
     assert ran.returncode == 0, ran.stderr[-3000:]
     assert json.loads(ran.stdout.strip().splitlines()[-1]) == {"near_came_first": True}
 

@@ -17,7 +17,7 @@ from offload.pipeline.feed.passes import PassKey, Reach, Slice
 from offload.train.worker.data.slice_fetcher import Fetcher, allowed
 
 KEY = PassKey(attempt=1, name="train", number=0)
-WAIT_S = 60.0
+WAIT_S = 800.0
 
 
 class Links:

@@ -28,7 +28,7 @@ from offload.train.worker.saving import checkpointer
 from offload.train.worker.saving.checkpointer import CheckpointContent, FolderCheckpointer, FolderStored
 from tests.emulation.in_threads import Peer, Ranks
 
-DEADLINE_S = 300.0
+DEADLINE_S = 800.0
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
