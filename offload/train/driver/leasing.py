@@ -38,7 +38,6 @@ class Wishes:
 
     Args:
         name: the run's name on the cluster.
-        since: when it began to wait, in seconds since 1970.
         terms: the user's terms.
         batch_size: the user's range of batch sizes.
         cluster: its weight, priority, and whether others may take its workers.
@@ -46,7 +45,6 @@ class Wishes:
     """
 
     name: str
-    since: float
     terms: Terms
     batch_size: BatchSize
     cluster: Cluster
@@ -65,6 +63,7 @@ class Leasing:
     def __init__(self, tenancy: Tenancy, wishes: Wishes, now: Callable[[], float] = time.time) -> None:
         self._tenancy, self._wishes, self._now = tenancy, wishes, now
         self._sent: tuple[float, Report] | None = None
+        self._since: float | None = None  # when it came to the arbiter; None after a departure
         self._leaving: Counter[str] = Counter()  # cores that preprocessing gives up, by node
         self._restarts = 0
         self._attempt = 0
@@ -78,7 +77,7 @@ class Leasing:
 
     def depart(self) -> None:
         """The run holds nothing, and wants nothing for now: it is paused, or over."""
-        self._sent = None
+        self._sent = self._since = None
         self._tenancy.depart()
 
     # -- under way -------------------------------------------------------------------------------------------------
@@ -105,7 +104,8 @@ class Leasing:
 
     def _report(self, job: Job) -> None:
         now = self._now()
-        report = Report(job=job, since=self._wishes.since, lease=self._tenancy.lease)
+        self._since = now if self._since is None else self._since
+        report = Report(job=job, since=self._since, lease=self._tenancy.lease)
         if self._sent is not None:
             at, before = self._sent
             if now - at < REPORT_S and before.job.present == job.present and _number(before) == _number(report):

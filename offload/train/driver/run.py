@@ -266,7 +266,6 @@ class Run:
         tenancy.start(self._changed.set)
         wishes = Wishes(
             name=self.steering.name,
-            since=time.time(),
             terms=self._terms(),
             batch_size=trainer.batch_size,
             cluster=trainer.cluster,

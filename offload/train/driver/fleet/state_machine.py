@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, assert_never
 
 from offload.arbiter.values import Lease, same
@@ -283,9 +283,7 @@ class _Turn:
         room = self.fleet.room
         if not event.allotment:
             return room.placed(event.split.workers)
-        held = [event.allotment.get(node.node_id, 0) for node in room.nodes.usable]
-        placement = room.placed_as(held)
-        return placement if placement is not None and placement.workers == event.split.workers else None
+        return self._placed_by_node(event.allotment) if sum(event.allotment.values()) == event.split.workers else None
 
     def _want_workers(self, event: WorkersWanted) -> None:
         fleet = self.fleet
@@ -363,22 +361,28 @@ class _Turn:
         """Change the workers to those of a lease."""
         fleet, holding = self.fleet, lease.holding
         stranded = isinstance(fleet.phase, Stranded)
-        if fleet.stop or (fleet.busy and not stranded):
+        if fleet.stop:
             return
         if not holding.worker_count:
-            if not stranded:
+            # Whatever change is under way, its workers would start without a core that preprocesses for them.
+            if not isinstance(fleet.phase, Stranded | Paused):
                 self._begin_pause(for_others=True)
             return
-        wanted = [holding.workers.get(node.node_id, 0) for node in fleet.nodes.usable]
-        placement = fleet.room.placed_as(wanted)
-        if placement is None or placement.workers != holding.worker_count:
-            return  # one of its nodes has just left
+        placement = self._placed_by_node(holding.workers)
+        if placement is None or (fleet.busy and not stranded):
+            return  # one of its nodes has just left, or a change is under way
         if stranded:
             self._set(pinned=placement.workers, allotment=holding.workers)
             self._take_up(placement)
-        elif tuple(wanted) != fleet.placement.held and fleet.group.running and fleet.group.workers:
+        elif placement.held != fleet.placement.held and fleet.group.running and fleet.group.workers:
             self._set(pinned=placement.workers, allotment=holding.workers)
             self._make_room(placement, decided=True)
+
+    def _placed_by_node(self, workers: Mapping[str, int]) -> Placement | None:
+        """The placement of these workers by node id; None if they do not fit there."""
+        room = self.fleet.room
+        placement = room.placed_as([workers.get(node.node_id, 0) for node in room.nodes.usable])
+        return placement if placement is not None and placement.workers == sum(workers.values()) else None
 
     def _leave_strand(self) -> None:
         """Go on if workers fit again."""
@@ -422,7 +426,8 @@ class _Turn:
         # The old group still ends, or the new one has made no step yet.
         if fleet.group.attempt <= fleet.ends_group or not fleet.group.workers:
             return
-        if fleet.group.workers != phase.next.workers:
+        elsewhere = fleet.homes and set(fleet.homes) != set(fleet.group.nodes)
+        if fleet.group.workers != phase.next.workers or elsewhere:
             # This group started just before the orders reached the hub, for example after a failure.
             self._set(ends_group=fleet.group.attempt)
             return
@@ -494,21 +499,23 @@ class _Turn:
         if isinstance(self.fleet.phase, Paused):
             self._ask()
             return
-        lease = self.fleet.lease
-        if change is not None and not (lease is not None and isinstance(self.fleet.phase, Stranded)):
-            self._follow(change)
+        if fleet.lease is not None:
+            waits = isinstance(fleet.phase, Stranded) or not fleet.lease.holding.worker_count
+            if change is not None and not waits:
+                self._follow(change, Counter(fleet.room.node_ids(fleet.placement.held)))
+            self._follow_lease(fleet.lease)
+        elif change is not None:
+            self._follow(change, Counter())
         elif isinstance(self.fleet.phase, Stranded):
             self._leave_strand()
-        if lease is not None:
-            self._follow_lease(lease)
         # The nodes of the workers are under notice, although the same number of workers fits without them: they must
         # move.
         if not self.fleet.busy and not event.leaving.isdisjoint(self.fleet.group.nodes):
             self._make_room(self.fleet.placement, at_once=True)
         self._ask()  # last: requests pause during a change
 
-    def _follow(self, change: NodesChange) -> None:
-        """Follow a change of the usable nodes."""
+    def _follow(self, change: NodesChange, workers: Mapping[str, int]) -> None:
+        """Follow a change of the usable nodes. ``workers``: those of a leased run, by node id."""
         usd = usd_per_core(self.fleet.nodes, self.fleet.terms)
         self._set(usd_per_core=self.fleet.usd_per_core if usd is None else usd)
         # New nodes show that the cluster grants something, so an earlier refusal no longer counts.
@@ -520,6 +527,8 @@ class _Turn:
         # Where only amounts have changed, as when another program ends, the workers stay on their nodes.
         same_nodes = not (change.left or change.leaving or change.joined) and isinstance(phase, Steady)
         staying = fleet.room.placed_as(fleet.placement.held) if same_nodes else None
+        if fleet.lease is not None:
+            going_on, staying = self._leased_places(fleet.lease, workers)
         placement = going_on or staying or fleet.room.most(fleet.placement.workers)
         self.do(
             ClusterChanged(
@@ -544,6 +553,15 @@ class _Turn:
             self._make_room(placement, at_once=True)
         else:
             self._take_up(placement)
+
+    def _leased_places(self, lease: Lease, workers: Mapping[str, int]) -> tuple[Placement | None, Placement | None]:
+        """Where the workers of a leased run go on with a change under way, and where they stay or go otherwise."""
+        leased, phase = self._placed_by_node(lease.holding.workers), self.fleet.phase
+        if isinstance(phase, MakingRoom | Committing):
+            if leased is not None:
+                self._set(pinned=leased.workers, allotment=lease.holding.workers)
+            return leased, None
+        return None, self._placed_by_node(workers) or leased
 
     def _strand(self, *, leaving: bool) -> None:
         """Wait for nodes: no number of workers fits. Workers whose nodes are about to leave commit within the notice."""
