@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from offload.actors.errors import lost_errors
 from offload.errors import ConfigError
 from offload.model.batch_split import BatchSplit
+from offload.model.others import Others, summed
 from offload.model.placement import GPU_TYPE, NodeResources, WorkerResources
 from offload.pipeline.aside import SideThread
 from offload.pipeline.describe.cached import check_names
@@ -41,7 +42,7 @@ from offload.train.driver.fleet.messages import StopAsked, WorkersEnded
 from offload.train.driver.fleet.room import Terms
 from offload.train.driver.fleet.state import Fleet, Paused, Steady
 from offload.train.driver.listed import Listed, classes_that_differ
-from offload.train.driver.others import Others, cores_of, others_hold, summed
+from offload.train.driver.others import cores_of, others_hold
 from offload.train.driver.platform.platform import Platform, Watch
 from offload.train.driver.run_arguments import Arguments
 from offload.train.driver.steering import Steering
