@@ -28,7 +28,7 @@ LAYERS = [
     {"offload.train.worker.saving"},
     {"offload.train.worker.data"},
     {"offload.train.worker.links"},
-    {"offload.train.hub", "offload.train.steering"},
+    {"offload.train.hub", "offload.train.steering", "offload.arbiter.ray_arbiter", "offload.arbiter.registry"},
     {"offload.train.messages"},
     {"offload.train.group"},
     {"offload.train.checkpoints", "offload.train.cluster"},

@@ -12,12 +12,10 @@ from dataclasses import dataclass
 
 from offload.arbiter.values import same
 from offload.model.allocation.values import Holding, Job
+from offload.model.others import Amounts
 from offload.model.placement import NodeResources, WorkerResources
 
 ROUNDING = 1e-6  # sums of fractions of a CPU
-
-Amounts = Mapping[str, Mapping[str, float]]
-"""Amounts of resources by the names of node and resource."""
 
 
 @dataclass(frozen=True, kw_only=True)

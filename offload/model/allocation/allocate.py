@@ -14,7 +14,7 @@ import numpy as np
 
 from offload.errors import ConfigError
 from offload.formatting import count as amount
-from offload.model.allocation.choices import Choices, Cluster, choices_of, goodput_model, restart_factor
+from offload.model.allocation.choices import Choices, Cluster, choices_of, goodput_at, restart_factor
 from offload.model.allocation.counts import ROUNDING, Counted, Programme, choose, cost_of
 from offload.model.allocation.placing import Wanted, place, spreads
 from offload.model.allocation.values import Allotment, Holding, Job, Rules, check_names
@@ -90,7 +90,7 @@ def _wanted(
             workers=int(table.workers[c]),
             cores=mine,
             stands=bool(table.stands[c]),
-            goodput=partial(_goodput_at, job, table.kinds[c], mine),
+            goodput=partial(goodput_at, job, table.kinds[c], mine),
         )
         for job, table, c, mine in zip(jobs, tables, chosen, cores, strict=True)
         if table.workers[c] > 0
@@ -216,17 +216,6 @@ def _only(table: Choices, places: list[int]) -> Choices:
     )
 
 
-def _goodput_at(job: Job, kind: str | None, cores: int, workers: int, nodes: int) -> float:
-    """The predicted goodput of so many workers on so many nodes; their number for a job without measurements."""
-    if not job.measured or kind is None:
-        return float(workers)
-    rate = cores / job.core_seconds_per_sample if job.core_seconds_per_sample else np.inf
-    value, _ = goodput_model(job, kind).best_at_rates(
-        [nodes], [workers], [[rate]], job.max_batch_size if job.noise else None, job.local_batch_sizes
-    )
-    return float(value[0, 0])
-
-
 def _cost(jobs: Sequence[Job], tables: Sequence[Choices], rules: Rules, placed: Mapping[str, Holding]) -> float:
     """The cost of what is really placed: some jobs span more nodes than counted, others moved."""
     total = 0.0
@@ -234,7 +223,7 @@ def _cost(jobs: Sequence[Job], tables: Sequence[Choices], rules: Rules, placed: 
         held = placed.get(job.name, Holding())
         worth = 0.0
         if held.worker_count:
-            goodput = _goodput_at(job, held.kind, held.core_count, held.worker_count, len(held.workers))
+            goodput = goodput_at(job, held.kind, held.core_count, held.worker_count, len(held.workers))
             worth = goodput / table.fair_goodput if table.fair_goodput else goodput / max(job.workers[0], 1)
             if job.present.workers and not held.same_workers(job.present):
                 worth *= float(restart_factor(job, np.array([goodput]))[0])
@@ -257,7 +246,7 @@ def _explained(job: Job, table: Choices, chosen: int, held: Holding, tables: Seq
     restarts = bool(now) and bool(before) and not held.same_workers(job.present)
     goodput = speedup = None
     if job.measured and now:
-        goodput = _goodput_at(job, held.kind, held.core_count, now, len(held.workers))
+        goodput = goodput_at(job, held.kind, held.core_count, now, len(held.workers))
         speedup = goodput / table.fair_goodput if table.fair_goodput else None
     elif job.measured:
         goodput, speedup = 0.0, 0.0

@@ -224,6 +224,17 @@ def goodput_model(job: Job, kind: str) -> JointGoodput:
     return JointGoodput(job.step_times[kind], noise, None, job.overlap)
 
 
+def goodput_at(job: Job, kind: str | None, cores: int, workers: int, nodes: int) -> float:
+    """The predicted goodput of so many workers on so many nodes; their number for a job without measurements."""
+    if not job.measured or kind is None:
+        return float(workers)
+    rate = cores / job.core_seconds_per_sample if job.core_seconds_per_sample else np.inf
+    value, _ = goodput_model(job, kind).best_at_rates(
+        [nodes], [workers], [[rate]], job.max_batch_size if job.noise else None, job.local_batch_sizes
+    )
+    return float(value[0, 0])
+
+
 def _over_cores(
     job: Job,
     kind: str,

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from offload.actors.errors import lost_errors
 from offload.errors import ConfigError
 from offload.model.batch_split import BatchSplit
+from offload.model.others import Others, summed
 from offload.model.placement import GPU_TYPE, NodeResources, WorkerResources
 from offload.pipeline.aside import SideThread
 from offload.pipeline.describe.cached import check_names
@@ -44,7 +45,7 @@ from offload.train.driver.fleet.state import Fleet, Paused, Steady, Stranded
 from offload.train.driver.fleet.state_machine import leased_event
 from offload.train.driver.leasing import Leasing, Wishes, check_sharing, held_by_others
 from offload.train.driver.listed import Listed, classes_that_differ
-from offload.train.driver.others import Others, cores_of, others_hold, summed
+from offload.train.driver.others import cores_of, others_hold
 from offload.train.driver.platform.platform import Platform, Watch
 from offload.train.driver.run_arguments import Arguments
 from offload.train.driver.steering import Steering
