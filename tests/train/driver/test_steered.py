@@ -39,7 +39,7 @@ def train(ctx: offload.Context) -> None:
 class Running:
     """A run under way in a thread of this process."""
 
-    def __init__(self, folder: Path, **named: Any) -> None:
+    def __init__(self, folder: Path, name: str = "vit", **named: Any) -> None:
         self.seen, self.result, self.error = folder / "seen", {}, None
         rows = [{"x": torch.tensor(float(n))} for n in range(SAMPLES)]
         trainer = offload.Trainer(
@@ -52,7 +52,7 @@ class Running:
 
         def fit() -> None:
             try:
-                self.result = trainer.fit(run_dir=folder / "vit", quiet=True).document
+                self.result = trainer.fit(run_dir=folder / name, quiet=True).document
             except offload.OffloadError as error:
                 self.error = error
 
