@@ -533,6 +533,12 @@ def test_it_runs_as_a_module_too() -> None:
 
 RUN_OPTIONS = ["--storage-path", "--address", "--json", "--overwrite", "--quiet", "--run-dir"]
 OPTIONS: dict[str, list[str]] = {
+    "arbiter start": [
+        "--address", "--fairness", "--first-cores", "--growth", "--json", "--network-gbps", "--usd-per-core-hour", "--usd-per-gpu-hour",
+        "--usd-per-hour",
+    ],
+    "arbiter status": ["--address", "--json", "--page"],
+    "arbiter stop": ["--address", "--json"],
     "demo": [*RUN_OPTIONS, "--compare", "--data", "--epochs", "--images"],
     "doctor": ["--address", "--cache", "--json"],
     "plan": [
@@ -570,8 +576,8 @@ def test_names_of_commands_and_options_are_frozen() -> None:
 
     context = click.Context(main)
     commands: dict[str, Any] = {name: main.get_command(context, name) for name in main.list_commands(context)}
-    launch = commands.pop("launch")
-    commands |= {f"launch {name}": command for name, command in launch.commands.items()}
+    for group in ("arbiter", "launch"):
+        commands |= {f"{group} {name}": command for name, command in commands.pop(group).commands.items()}
     commands |= {f"runs {name}": command for name, command in commands["runs"].commands.items()}
     assert {name: names(command) for name, command in commands.items()} == {
         name: sorted(options) for name, options in OPTIONS.items()
