@@ -49,12 +49,12 @@ def status_page(status: Status) -> str:
         "arbiter.html.j2",
         headline=headline(status),
         nodes=Table(
-            head=("node", "CPUs", "of runs", "of others", "GPUs", "of runs", "of others", "kind"),
+            head=("node", "GPU", "CPUs", "of runs", "of others", "GPUs", "of runs", "of others"),
             rows=tuple(_row(node) for node in status.nodes),
-            numeric=(1, 2, 3, 4, 5, 6),
+            numeric=(2, 3, 4, 5, 6, 7),
         ),
         runs=Table(head=RUN_COLUMNS, rows=tuple(run_rows(status.runs, status.at)), numeric=NUMERIC),
-        reasons=tuple((run.name, sentence(run)) for run in status.runs),
+        reasons=Table(head=("run", "why"), rows=tuple((run.name, sentence(run)) for run in status.runs)),
         lanes=lanes(status),
         ago=duration(status.at - _begin(status)),
     )
@@ -117,4 +117,4 @@ def _row(node: NodeStatus) -> tuple[str, ...]:
         node.gpus_of_runs,
         node.gpus_of_others,
     )
-    return (node.address, *(f"{number:g}" for number in numbers), node.gpu_type or "")
+    return (node.address, node.gpu_type or "–", *(f"{number:g}" for number in numbers))

@@ -53,8 +53,8 @@ def headline(status: Status) -> str:
         left = max(status.next_decision_at - status.at, 0.0)
         next_one = f"It decides again in {duration(left)}, or at once if a run comes or goes."
     return (
-        f"arbiter for {duration(max(status.at - status.started_at, 0.0))}: {count(len(status.runs), 'run')} on a cluster {_of(has)}, "
-        f"fairness {status.rules.fairness:g}{budget}. {next_one}"
+        f"The arbiter has run for {duration(max(status.at - status.started_at, 0.0))}: {count(len(status.runs), 'run')} on a cluster "
+        f"{_of(has)}, fairness {status.rules.fairness:g}{budget}. {next_one}"
     )
 
 
@@ -63,9 +63,8 @@ def _of(has: str) -> str:
 
 
 def sentence(run: RunStatus) -> str:
-    """Why a run has what it has, and what it waits for."""
-    waits = f" It waits for {run.waits_for}." if run.waits_for else ""
-    return f"{run.reason}.{waits}"
+    """Why a run has what it has, and what it waits for or changes."""
+    return f"{run.reason}. It {run.doing}." if run.doing else f"{run.reason}."
 
 
 def holding_words(holding: Holding) -> str:
@@ -88,11 +87,11 @@ def run_rows(runs: Sequence[RunStatus], at: float) -> list[tuple[str, ...]]:
     return [
         (
             run.name,
+            holding_words(run.holding),
+            "the same" if same(run.holding, run.to_hold) else holding_words(run.to_hold),
             duration(max(at - run.since, 0.0)),
             f"{run.priority}",
             f"{run.weight:g}",
-            holding_words(run.holding),
-            "–" if same(run.holding, run.to_hold) else holding_words(run.to_hold),
             f"{figure(run.what_if.now)}/s" if run.what_if else "–",
             gain(run.what_if.now, run.what_if.one_more_worker) if run.what_if else "–",
             gain(run.what_if.now, run.what_if.more_cores) if run.what_if else "–",
@@ -103,16 +102,16 @@ def run_rows(runs: Sequence[RunStatus], at: float) -> list[tuple[str, ...]]:
 
 RUN_COLUMNS = (
     "run",
+    "has",
+    "is to have",
     "since",
     "priority",
     "weight",
-    "has",
-    "is to have",
     "goodput",
     "with a worker more",
     f"with {MORE_CORES} cores more",
 )
-NUMERIC = (2, 3, 6, 7, 8)
+NUMERIC = (3, 4, 5, 6, 7, 8)
 
 
 def _runs(status: Status) -> Table:
