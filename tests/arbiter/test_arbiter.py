@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from offload.arbiter import arbiter as arbiter_module
 from offload.arbiter.arbiter import Arbiter
 from offload.arbiter.handover import amounts
-from offload.arbiter.ledger import Departed, Reported, step
+from offload.arbiter.ledger import Departed, Event, Reported, step
 from offload.arbiter.status import History
 from offload.arbiter.values import REPORT_S, Lease, Report
 from offload.model.allocation.values import Holding, Rules
@@ -225,7 +225,7 @@ def test_events_of_one_step_come_to_what_single_steps_come_to() -> None:
     """Of runs that come and go at the same moment."""
     arbiter = Arbiter(Rules(), lambda: START + REPORT_S)
     arbiter.see(NODES, {})
-    events = [
+    events: list[Event] = [
         Reported(at=START + REPORT_S, report=a_report("a")),
         Reported(at=START + REPORT_S, report=a_report("b")),
         Departed(at=START + REPORT_S, name="a"),
