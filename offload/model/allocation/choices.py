@@ -124,7 +124,7 @@ def choices_of(job: Job, cluster: Cluster, rules: Rules) -> Choices:
     """All choices of one job that its bounds and the cluster allow, without those that another one beats in everything."""
     rooms = cluster.room(job)
     if not job.measured:
-        return _first_choices(job, rooms, rules)
+        return _first_choices(job, cluster, rooms, rules)
     fair = _fair_goodput(job, cluster, rooms, rules)
     rows: list[tuple[str | None, Floats]] = []
     for kind in sorted(rooms):
@@ -170,10 +170,12 @@ def restart_factor(job: Job, goodput: Floats) -> Floats:
     return factor
 
 
-def _first_choices(job: Job, rooms: dict[str, tuple[int, int]], rules: Rules) -> Choices:
+def _first_choices(job: Job, cluster: Cluster, rooms: dict[str, tuple[int, int]], rules: Rules) -> Choices:
     """What a job without measurements may hold: its least workers, to be measured with; or what it has."""
     least = max(job.workers[0], 1)
-    cores = float(np.clip(rules.first_cores * least, *job.cores))
+    # Fewer on a small cluster, where it would otherwise wait for cores that do not exist.
+    beside = int(cluster.cpus - round(least * job.worker.cpus))
+    cores = float(np.clip(min(rules.first_cores * least, max(beside, 1)), *job.cores))
     rows, kinds = [], []
     for kind in sorted(rooms):
         widest, total = rooms[kind]
