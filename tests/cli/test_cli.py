@@ -554,7 +554,10 @@ OPTIONS: dict[str, list[str]] = {
     "runs resume": ["--address", "--json", "--timeout-s", "name"],
     "runs stop": ["--address", "--json", "--timeout-s", "name"],
     "watch": ["--address", "--json", "--run", "run_dir"],
-    "run": [*RUN_OPTIONS, "--cpus-per-worker", "--gpus-per-worker", "--max-workers", "--watch", "args", "script"],
+    "run": [
+        *RUN_OPTIONS, "--arbiter", "--cpus-per-worker", "--gpus-per-worker", "--max-workers", "--priority", "--watch", "--weight", "args",
+        "script",
+    ],
     "launch ray": [
         "--address", "--cpus-per-worker", "--dry-run", "--env", "--gpus-per-worker", "--json", "--max-workers", "--name", "--no-wait",
         "--overwrite", "--requirements", "--run-dir", "--status", "--stop", "--storage-path", "--working-dir", "args", "script",
