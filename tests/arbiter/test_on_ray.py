@@ -107,6 +107,7 @@ def test_runs_share_a_cluster_and_lose_nothing_with_their_arbiter(ray_cluster: N
         leaves.report()  # and lets go
         leaves.report()
         eventually(lambda: stays.report().holding.worker_count == 1)
+        stays.report()  # with what it has taken up
         status = sharing.status()
         assert status.rules.fairness == -2.0
         assert {run.name: run.holding.worker_count for run in status.runs} == {"leaves": 1, "stays": 1}
@@ -114,6 +115,7 @@ def test_runs_share_a_cluster_and_lose_nothing_with_their_arbiter(ray_cluster: N
         assert status.others == {}
         # Its process dies, and a new one learns from the reports.
         ray.kill(actor(), no_restart=False)
+        eventually(lambda: answered("status").started_at > status.started_at)
         for run in (leaves, stays):
             before = run.lease
             assert before is not None

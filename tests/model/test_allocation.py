@@ -313,6 +313,14 @@ def test_a_job_without_measurements_gets_a_little_to_be_measured_with() -> None:
     assert "measured" in shared["new"].reason
 
 
+def test_newcomers_share_the_few_cores_of_a_small_cluster() -> None:
+    new = [
+        job(f"new{i}", step_times={}, worker=WorkerResources(cpus=1.0), workers=(1, 2), cores=(1, 64)) for i in range(2)
+    ]
+    shared = allocate(new, [node("n0", 0, 4)], Rules(first_cores=2))
+    assert {(a.holding.worker_count, a.holding.core_count) for a in shared.values()} == {(1, 1)}
+
+
 def test_a_job_grows_to_at_most_twice_what_it_was_measured_with() -> None:
     assert counts(allocate([job("j", measured_workers=2)], [node("n0", 8)], Rules())) == {"j": 4}
 
