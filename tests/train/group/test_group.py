@@ -32,12 +32,18 @@ DEADLINE_S = 800.0
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
+@pytest.fixture(scope="module")
+def starter() -> Iterator[Starter]:
+    """Starts the processes of all groups of this machine, as one does for all attempts of a run."""
+    starter = Starter.fresh("offload.actors.processes:answer_calls", ["offload.train.group.local_group"])
+    yield starter
+    starter.close()
+
+
 @pytest.fixture(params=["ray", "this machine"])
 def groups(request: pytest.FixtureRequest) -> Iterator[Groups]:
     if request.param != "ray":
-        starter = Starter.fresh("offload.actors.processes:answer_calls", ["offload.train.group.local_group"])
-        yield LocalGroups(starter)
-        starter.close()
+        yield LocalGroups(request.getfixturevalue("starter"))
         return
     request.getfixturevalue("ray_cluster")
     holdings = Holdings()
