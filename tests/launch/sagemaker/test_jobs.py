@@ -67,7 +67,7 @@ class Launched:
         found: dict[str, Any] = json.loads((self.job.folder(head) / "output" / "data" / "summary.json").read_text())
         return found
 
-    def until(self, true: Callable[[], bool], timeout_s: float = 300.0) -> None:
+    def until(self, true: Callable[[], bool], timeout_s: float = 800.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not true():
             assert time.monotonic() < deadline, self.logs()[-6000:]

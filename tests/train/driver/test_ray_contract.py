@@ -195,7 +195,7 @@ def test_nodes_say_what_they_have() -> None:
         return [node.cpus for node in cluster._describe(ours=False).nodes]
 
     with contextlib.suppress(AssertionError):
-        eventually(lambda: cpus() == [4], 120.0)  # Ray frees late what an earlier test has left
+        eventually(lambda: cpus() == [4], DEADLINE_S)  # Ray frees late what an earlier test has left
     assert cpus() == [4], relies("train/cluster/connection.py", "ray.nodes(): Alive, NodeManagerAddress, Resources")
     (node,) = cluster._describe(ours=False).nodes
     assert node.store_bytes > 0, relies(
