@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import shutil
@@ -51,8 +52,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank(item.nodeid))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Let collections of garbage pass by what the tests import: they find nothing there, and in this process's forks they would copy it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries look at the end for what nobody has collected
     if TEMPORARY is not None:
         shutil.rmtree(TEMPORARY, ignore_errors=True)
 
