@@ -100,7 +100,7 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         environment = preload.runtime_env({}, also=preload.TRAINING)
         keeper: Any = ray.remote(Keeper).options(num_cpus=0, runtime_env=environment).remote()
         yield
-        ray.kill(keeper)
+        del keeper
     finally:
         machine.usable_cores = before
         ray.shutdown()
