@@ -15,11 +15,14 @@ LONGEST = (
     "train/driver/test_training_on_hosts.py",
     "launch/ray/test_cli.py",
     "launch/sagemaker/test_jobs.py",
+    "train/driver/test_this_machine.py",
     "train/driver/test_nodes.py",
     "train/cluster/test_notices.py",
     "test_examples.py",
     "probe/test_probe.py",
     "train/driver/test_elastic.py",
+    "train/driver/test_steered.py",
+    "train/group/test_group.py",
     "train/test_training.py",
     "cli/test_cli.py",
     "cli/test_endings.py",
@@ -29,7 +32,13 @@ LONGEST = (
     "test_site.py",
     "test_notebook.py",
 )
-SHARE_A_SETUP = ("launch/ray/test_cli.py", "test_examples.py", "test_site.py")
+SHARE_A_SETUP = (
+    "launch/ray/test_cli.py",
+    "train/driver/test_this_machine.py",
+    "test_examples.py",
+    "train/group/test_group.py",
+    "test_site.py",
+)
 
 
 def _file_of(nodeid: str) -> str:
