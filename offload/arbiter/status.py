@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from offload.arbiter.handover import amounts
+from offload.arbiter.handover import amounts, most
 from offload.arbiter.ledger import Ledger, Tenant, due
 from offload.arbiter.values import same
 from offload.model.allocation.values import Holding, Rules
@@ -57,7 +57,7 @@ class RunStatus:
         may_hold: what it may hold by its newest lease.
         to_hold: what it is to hold as soon as others have let go of it.
         reason: why.
-        waits_for: what it waits for, in words; empty if it waits for nothing.
+        doing: what it waits for or changes, in words; empty if nothing.
         lease_number: how often what it may hold has changed.
         expires_at: when its lease ends unless it reports, in seconds since 1970.
         speedup: its goodput relative to that of an equal share of the cluster; None before it was measured.
@@ -74,7 +74,7 @@ class RunStatus:
     may_hold: Holding
     to_hold: Holding
     reason: str
-    waits_for: str
+    doing: str
     lease_number: int
     expires_at: float
     speedup: float | None
@@ -204,7 +204,7 @@ def _run(tenant: Tenant, ledger: Ledger) -> RunStatus:
         may_hold=lease.holding,
         to_hold=lease.allotment.holding,
         reason=lease.reason,
-        waits_for=_waits_for(tenant, ledger),
+        doing=_doing(tenant, ledger),
         lease_number=lease.number,
         expires_at=lease.expires_at,
         speedup=lease.allotment.speedup,
@@ -212,14 +212,14 @@ def _run(tenant: Tenant, ledger: Ledger) -> RunStatus:
     )
 
 
-def _waits_for(tenant: Tenant, ledger: Ledger) -> str:
+def _doing(tenant: Tenant, ledger: Ledger) -> str:
     held, may, to = tenant.report.job.present, tenant.lease.holding, tenant.lease.allotment.holding
     if ledger.decided_at is None:
-        return "the first decision"
+        return "waits for the first decision"
+    if not same(most(held, may), may):
+        return "gives back what it may no longer hold"
     if not to.worker_count:
-        return "room for its workers"
+        return "waits for room"
     if not same(may, to):
-        if same(tenant.reserved, may):
-            return "others to let go"
-        return "itself to let go of what it gives up"
-    return "" if same(held, may) else "itself to take up what it may hold"
+        return "waits until others let go of the rest"
+    return "" if same(held, may) else "takes up what it may hold"

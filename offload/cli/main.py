@@ -31,6 +31,7 @@ from offload.process.interrupts import (
 from offload.versions import check_versions
 
 COMMANDS = (
+    "arbiter",
     "doctor",
     "launch",
     "plan",

@@ -33,7 +33,8 @@ class Decision:
 def allocate(jobs: Sequence[Job], nodes: Sequence[NodeResources], rules: Rules) -> dict[str, Allotment]:
     """What each job is to hold, by its name.
 
-    The capacity of no node is exceeded. Jobs that are not preemptible keep what they hold. Equal arguments give equal results.
+    The capacity of no node is exceeded. Jobs that are not preemptible keep their workers where they are, and no fewer cores.
+    Equal arguments give equal results.
 
     Raises ConfigError if two jobs or two nodes have the same name, or if a job that keeps what it holds, holds more than there is.
     """
@@ -46,7 +47,7 @@ def decide(jobs: Sequence[Job], nodes: Sequence[NodeResources], rules: Rules) ->
     check_names([node.name for node in nodes], "nodes")
     names = {node.name for node in nodes}
     pinned = [job for job in jobs if job.pinned]
-    free = _without(nodes, pinned)
+    free = _without(nodes, pinned, {job.name: job.present for job in pinned})
     sharing = [_on_these_nodes(job, names) for job in jobs if not job.pinned]
     # Sorted, so that the order in which jobs are listed does not matter.
     sharing.sort(key=lambda job: job.name)
@@ -74,9 +75,15 @@ def decide(jobs: Sequence[Job], nodes: Sequence[NodeResources], rules: Rules) ->
         )
         if all(stayed[w.job.name].workers for w in wanted):
             placed = min(stayed, placed, key=price)
-    allotments = {job.name: _kept(job) for job in pinned}
-    for job, table, c in zip(sharing, tables, chosen, strict=True):
-        allotments[job.name] = _explained(job, table, c, placed.get(job.name, Holding()), tables)
+    allotments = {
+        job.name: _explained(job, table, c, placed.get(job.name, Holding()), tables)
+        for job, table, c in zip(sharing, tables, chosen, strict=True)
+    }
+    holdings = {job.name: job.present for job in pinned} | placed
+    for job in sorted(pinned, key=lambda job: (-job.priority, -job.age_s, job.name)):
+        beside_it = _without(nodes, [other for other in jobs if other.name in holdings and other is not job], holdings)
+        allotments[job.name] = _kept(job, beside_it, rules)
+        holdings[job.name] = allotments[job.name].holding
     return Decision({job.name: allotments[job.name] for job in jobs}, counted.cost, counted.bound)
 
 
@@ -140,16 +147,18 @@ def _with_spare_cores(tables: Sequence[Choices], chosen: Sequence[int], cpus: fl
     return cores
 
 
-def _without(nodes: Sequence[NodeResources], pinned: Sequence[Job]) -> tuple[NodeResources, ...]:
-    """The nodes without what pinned jobs hold."""
+def _without(
+    nodes: Sequence[NodeResources], jobs: Sequence[Job], holdings: Mapping[str, Holding]
+) -> tuple[NodeResources, ...]:
+    """The nodes without what these jobs hold. Raises ConfigError if they hold more than there is."""
     held: dict[str, dict[str, float]] = {node.name: {} for node in nodes}
-    for job in pinned:
-        for name, count in job.present.workers.items():
+    for job in jobs:
+        for name, count in holdings[job.name].workers.items():
             if name in held:
                 amounts = {"CPU": job.worker.cpus, "GPU": job.worker.gpus, **job.worker.others}
                 for resource, reserved in amounts.items():
                     held[name][resource] = held[name].get(resource, 0.0) + count * reserved
-        for name, count in job.present.cores.items():
+        for name, count in holdings[job.name].cores.items():
             if name in held:
                 held[name]["CPU"] = held[name].get("CPU", 0.0) + count
     for node in nodes:
@@ -231,9 +240,24 @@ def _cost(jobs: Sequence[Job], tables: Sequence[Choices], rules: Rules, placed: 
     return total
 
 
-def _kept(job: Job) -> Allotment:
+def _kept(job: Job, nodes: Sequence[NodeResources], rules: Rules) -> Allotment:
+    """What a job holds that is not preemptible, and what it can use of what all others leave of the ``nodes``."""
+    now = job.present
+    if job.measured and rules.usd_per_hour is None:
+        alone = allocate([replace(job, preemptible=True)], nodes, rules)[job.name].holding
+        workers = all(alone.workers.get(name, 0) >= count for name, count in now.workers.items())
+        if workers and alone.core_count >= now.core_count and alone != now:
+            more = f"{amount(alone.worker_count - now.worker_count, 'worker')} and "
+            more += amount(alone.core_count - now.core_count, "core")
+            return Allotment(
+                holding=alone,
+                goodput=goodput_at(job, alone.kind, alone.core_count, alone.worker_count, len(alone.workers)),
+                speedup=None,
+                restarts=not alone.same_workers(now),
+                reason=f"keeps its workers, since it is not preemptible, and takes {more} more that others leave",
+            )
     return Allotment(
-        holding=job.present,
+        holding=now,
         goodput=None,
         speedup=None,
         restarts=False,
