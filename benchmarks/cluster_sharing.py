@@ -5,6 +5,8 @@
     python benchmarks/cluster_sharing.py --pollux CHECKOUT --load 1.0 -o benchmarks/results/cluster_sharing.json
     python benchmarks/cluster_sharing.py --pollux CHECKOUT --input-bound --policy joint --policy proportional --policy tuned
 
+Set OPENBLAS_NUM_THREADS=1: with more threads, small matrices take longer. Rows that the file holds are not simulated again.
+
 The simulator, its traces and its workloads are the checkout's: 160 jobs in 8 hours on 16 nodes of 4 GPUs, 8 workloads at each of 4 loads.
 The benchmark puts its own policy in the place of Pollux's, and leaves the rest as it is, with two exceptions. The fit of a job's step time
 minimises the simulator's own objective, from where the last fit ended: its first way takes a second each. And a job's input may limit
@@ -22,7 +24,6 @@ import contextlib
 import importlib
 import json
 import math
-import os
 import shlex
 import statistics
 import sys
@@ -77,12 +78,7 @@ def simulator_of(checkout: Path) -> Any:
     folder = checkout / "simulator"
     if not (folder / "simulator.py").is_file():
         raise Unusable(f"{folder} holds no simulator.py: give a checkout of petuum/adaptdl, branch osdi21-artifact.")
-    pandas = importlib.import_module("pandas")
-    for name, kind in (("int", int), ("float", float)):
-        setattr(np, name, kind)
-    pandas.DataFrame.append = lambda self, other, ignore_index=False: pandas.concat(
-        [self, other], ignore_index=ignore_index
-    )
+    on_current_versions()
     # The simulator asks by the type of its policy what to tell it.
     for name, policy in {"Pollux": Sharing, "Optimus": type(None), "Tiresias": type(None)}.items():
         sys.modules[name.lower()] = types.ModuleType(name.lower())
@@ -91,6 +87,49 @@ def simulator_of(checkout: Path) -> Any:
     simulator: Any = importlib.import_module("simulator")
     simulator.fit_perf_params = Fits(importlib.import_module("goodput"))
     return simulator
+
+
+def on_current_versions() -> None:
+    """Give numpy and pandas the names back that the published simulators use."""
+    pandas = importlib.import_module("pandas")
+    for name, kind in (("int", int), ("float", float)):
+        setattr(np, name, kind)
+    pandas.DataFrame.append = lambda self, other, ignore_index=False: pandas.concat(
+        [self, other], ignore_index=ignore_index
+    )
+
+
+class Results:
+    """The rows of a result, each written when it is measured, so that what was interrupted goes on where it ended.
+
+    Args:
+        output: the file; None: rows are printed only.
+        command: what makes the rows, without a machine's own paths.
+        more: what else the result says.
+    """
+
+    def __init__(self, output: Path | None, command: Sequence[str], more: dict[str, Any]) -> None:
+        self._output, self._command, self._more = output, command, more
+        before = output is not None and output.exists()
+        self.rows: list[dict[str, Any]] = json.loads(output.read_text("utf-8"))["rows"] if output and before else []
+
+    def has(self, key: dict[str, Any]) -> bool:
+        """Return whether there is a row with these values."""
+        return any(all(row.get(name) == value for name, value in key.items()) for row in self.rows)
+
+    def add(self, key: dict[str, Any], measured: dict[str, Any]) -> None:
+        """A row with its key's values and the measured ones."""
+        self.rows.append(key | measured)
+        print(json.dumps(self.rows[-1]), flush=True)
+        if self._output:
+            result = {
+                "command": shlex.join(self._command),
+                "machine": machine(),
+                "versions": {**versions(), "numpy": np.__version__, "scipy": scipy.__version__},
+                **self._more,
+                "rows": self.rows,
+            }
+            self._output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 class Fits:
@@ -189,7 +228,7 @@ class Sharing:
         measured: dict[str, Any] = {}
         if job.perf_params is not None:
             measured = {
-                "step_times": {"GPU": step_time(job)},
+                "step_times": {"GPU": step_time_of(job.perf_params)},
                 "noise": noise(job),
                 "max_batch_size": float(job.application.max_batch_size),
                 "local_batch_sizes": local_sizes(job.application),
@@ -250,7 +289,9 @@ class Sharing:
                 and 0 < rate < math.inf
             ):
                 spots = [n for n in placement if n]
-                _, job.atomic_bsz, job.accum_steps = JointGoodput(step_time(job), noise(job), rate, OVERLAP).optimize(
+                _, job.atomic_bsz, job.accum_steps = JointGoodput(
+                    step_time_of(job.perf_params), noise(job), rate, OVERLAP
+                ).optimize(
                     len(spots),
                     sum(spots),
                     job.application.max_batch_size,
@@ -285,9 +326,8 @@ def full_rate(application: Any) -> float:
     return float(application.max_local_bsz / whole)
 
 
-def step_time(job: Any) -> StepTime:
+def step_time_of(p: Any) -> StepTime:
     """The simulator's parameters in this project's names."""
-    p = job.perf_params
     return StepTime(
         p.alpha_c, max(p.beta_c, 1e-12), p.alpha_r, p.beta_r, p.alpha_n, p.beta_n, min(max(p.gamma, 1.0), 10.0)
     )
@@ -316,10 +356,7 @@ def run(simulator: Any, workload: Path, policy: str, *, input_bound: bool, first
             sharing.cluster.step(60)
     times = sharing.cluster.get_jcts()
     return {
-        "workload": workload.stem,
         "jobs": len(times),
-        "policy": policy,
-        "input_bound": input_bound,
         "average_completion_s": round(statistics.fmean(times.values()), 1),
         "restarts": sum(job.num_restarts or 0 for job in sharing.cluster.jobs),
         "decision_s_p95": round(float(np.percentile(sharing.seconds, 95)), 3),
@@ -338,7 +375,9 @@ def run(simulator: Any, workload: Path, policy: str, *, input_bound: bool, first
 @click.option("--policy", "policies", multiple=True, type=click.Choice(POLICIES), default=("joint",), show_default=True)
 @click.option("--input-bound", is_flag=True, help="Half of the jobs need more cores than 3 for each GPU.")
 @click.option("--first", type=click.IntRange(min=1), help="Only the first jobs of a workload, for a quick look.")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Rows are added to this file.")
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Rows that this file lacks are added to it."
+)
 def main(
     pollux: Path,
     loads: tuple[str, ...],
@@ -349,31 +388,23 @@ def main(
     output: Path | None,
 ) -> None:
     """Share a simulated cluster among the jobs of published workloads, and average their completion times."""
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     simulator = simulator_of(pollux)
-    rows = json.loads(output.read_text(encoding="utf-8"))["rows"] if output and output.exists() else []
+    command = ["python", "benchmarks/cluster_sharing.py", "--pollux", "CHECKOUT", "..."]
+    results = Results(output, command, {"published_means_s": PUBLISHED})
     for load in loads:
         folder = pollux / "simulator" / ("workloads" if load == "1.0" else f"workloads-{load}")
         for number in numbers:
             for policy in policies:
-                row = {
+                workload = folder / f"workload-{number}.csv"
+                key = {
                     "load": load,
-                    **run(simulator, folder / f"workload-{number}.csv", policy, input_bound=input_bound, first=first),
+                    "workload": workload.stem,
+                    "policy": policy,
+                    "input_bound": input_bound,
+                    "first_jobs": first,
                 }
-                print(json.dumps(row), flush=True)
-                same = ("load", "workload", "jobs", "policy", "input_bound")
-                rows = [old for old in rows if any(old[key] != row[key] for key in same)] + [row]
-                if output:
-                    result = {
-                        "command": shlex.join(
-                            ["python", "benchmarks/cluster_sharing.py", "--pollux", "CHECKOUT", "..."]
-                        ),
-                        "machine": machine(),
-                        "versions": {**versions(), "numpy": np.__version__, "scipy": scipy.__version__},
-                        "published_means_s": PUBLISHED,
-                        "rows": rows,
-                    }
-                    output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+                if not results.has(key):
+                    results.add(key, run(simulator, workload, policy, input_bound=input_bound, first=first))
 
 
 if __name__ == "__main__":

@@ -222,7 +222,7 @@ def _goodput_at(job: Job, kind: str | None, cores: int, workers: int, nodes: int
         return float(workers)
     rate = cores / job.core_seconds_per_sample if job.core_seconds_per_sample else np.inf
     value, _ = goodput_model(job, kind).best_at_rates(
-        [nodes], [workers], [[rate]], job.max_batch_size if job.noise else None, job.local_batch_sizes
+        [nodes], [workers], [[rate]], job.max_batch_size if job.noise else None, job.local_sizes(kind)
     )
     return float(value[0, 0])
 
