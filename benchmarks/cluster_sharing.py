@@ -163,23 +163,58 @@ class Fits:
             start[free] = np.clip(np.maximum(before[free], 1e-6), lower[free], upper[free] - 0.1)
             start[6] = max(start[6], 1.001)
 
-        def value(x: Any) -> float:
+        def value(x: Any) -> tuple[float, Any]:
             whole = start.copy()
             whole[free] = x
-            return float(self._goodput._obj_fn(whole, *data))
-
-        def slope(x: Any) -> Any:
-            here, steps = value(x), 1e-6 * np.maximum(np.abs(x), 1e-5)
-            return np.array(
-                [(value(x + step * (np.arange(len(x)) == i)) - here) / step for i, step in enumerate(steps)]
-            )
+            error, slope = fit_error(whole, *data)
+            return error, slope[free]
 
         bounds = scipy.optimize.Bounds(lower[free], upper[free])
         fitted = start.copy()
-        fitted[free] = scipy.optimize.minimize(value, start[free], jac=slope, bounds=bounds, options={"maxiter": 100}).x
+        fitted[free] = scipy.optimize.minimize(value, start[free], jac=True, bounds=bounds, options={"maxiter": 100}).x
         if not np.any(nodes > 1):
             fitted[2:4] = np.maximum(fitted[2:4], 1.1 * fitted[4:6])
         return fitted
+
+
+def fit_error(x: Any, nodes: Any, workers: Any, sizes: Any, compute: Any, step: Any) -> tuple[float, Any]:
+    """The objective of the simulator's fit (``_obj_fn`` of its ``goodput.py``) and its slope along each parameter.
+
+    Both errors are the root mean squares of logarithms: that of the computing time, and that of the whole step's.
+    """
+    alpha, beta, gamma = x[0:6:2], x[1:6:2], x[6]
+    several, one = nodes > 1, (nodes == 1) & (workers > 1)
+    beyond = np.maximum(workers - 2, 1e-8)
+    computing = alpha[0] + beta[0] * sizes
+    sync = np.select([several, one], [alpha[1] + beta[1] * beyond, alpha[2] + beta[2] * beyond], 1e-8)
+    # The larger time is the p-norm's scale, so that no power is 0.
+    largest = np.maximum(computing, sync)
+    of_computing, of_sync = (computing / largest) ** gamma, (sync / largest) ** gamma
+    both = of_computing + of_sync
+    whole = np.log(largest) + np.log(both) / gamma
+    off = (np.log(computing) - np.log(compute), whole - np.log(step))
+    errors = [float(np.sqrt(np.mean(values**2))) for values in off]
+    toward = [values / max(len(values) * error, 1e-300) for values, error in zip(off, errors, strict=True)]
+    by_computing = toward[0] / computing + toward[1] * of_computing / (both * computing)
+    by_sync = toward[1] * of_sync / (both * sync)
+    by_gamma = (of_computing * np.log(computing) + of_sync * np.log(sync)) / both - whole
+    ratio = beta[1:] / alpha[1:]
+    slope = np.array(
+        [
+            np.sum(by_computing),
+            np.sum(by_computing * sizes),
+            *(
+                part
+                for spread, r, a in zip((several, one), ratio, alpha[1:], strict=True)
+                for part in (
+                    np.sum(by_sync[spread]) - 2e-2 * r * r / a,
+                    np.sum((by_sync * beyond)[spread]) + 2e-2 * r / a,
+                )
+            ),
+            np.sum(toward[1] * by_gamma) / gamma + 2e-3 * (gamma - 1),
+        ]
+    )
+    return sum(errors) + 1e-3 * (gamma - 1) ** 2 + 1e-2 * float(np.sum(ratio**2)), slope
 
 
 class Sharing:

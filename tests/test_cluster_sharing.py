@@ -8,11 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from benchmarks import cluster_sharing, cluster_sharing_sia
-from benchmarks.cluster_sharing import CORES_PER_GPU, GPUS, POLICIES, Results
+from benchmarks.cluster_sharing import CORES_PER_GPU, GPUS, POLICIES, Results, fit_error
 
 SHARED_NODES = 2
 FITTED = SimpleNamespace(alpha_c=0.05, beta_c=0.01, alpha_n=0.1, beta_n=0.01, alpha_r=0.02, beta_r=0.001, gamma=2.0)
@@ -122,3 +123,16 @@ def test_a_type_without_measurements_is_as_much_faster_as_its_traces_say() -> No
     job = sia_job("job-0", ("rtx",))
     here, there = (cluster_sharing_sia._step_time(job, sia_info(), kind, ["rtx"]) for kind in ("rtx", "dgx-ext"))
     assert here.predict(1, 4, 8, 1) == pytest.approx(2 * there.predict(1, 4, 8, 1))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_slope_of_a_fit_is_that_of_its_error(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    workers = draw.integers(1, 9, 6) if seed else np.ones(6)
+    nodes = np.where(workers > 4, 2.0, 1.0)
+    sizes = draw.integers(4, 64, 6).astype(float)
+    data = (nodes, workers, sizes, draw.uniform(0.1, 1, 6), draw.uniform(0.2, 2, 6))
+    at = np.append(draw.uniform(0.01, 0.2, 6), draw.uniform(1, 9))
+    _, slope = fit_error(at, *data)
+    near = [[fit_error(at + sign * 1e-6 * (np.arange(7) == i), *data)[0] for sign in (1, -1)] for i in range(7)]
+    assert slope == pytest.approx([(above - below) / 2e-6 for above, below in near], rel=1e-4, abs=1e-6)
