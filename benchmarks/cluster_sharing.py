@@ -86,6 +86,7 @@ def simulator_of(checkout: Path) -> Any:
     sys.path.insert(0, str(folder.resolve()))
     simulator: Any = importlib.import_module("simulator")
     simulator.fit_perf_params = Fits(importlib.import_module("goodput"))
+    triangulated_once(importlib.import_module("applications"))
     return simulator
 
 
@@ -97,6 +98,19 @@ def on_current_versions() -> None:
     pandas.DataFrame.append = lambda self, other, ignore_index=False: pandas.concat(
         [self, other], ignore_index=ignore_index
     )
+
+
+def triangulated_once(applications: Any) -> None:
+    """Let the simulator's step times between traces come from one triangulation of them, not from one for each question."""
+    triangulate, made = applications.LinearNDInterpolator, {}
+
+    def remembered(points: Any, values: Any) -> Any:
+        key = (points.tobytes(), values.tobytes())
+        if key not in made:
+            made[key] = triangulate(points, values)
+        return made[key]
+
+    applications.LinearNDInterpolator = remembered
 
 
 class Results:
@@ -171,7 +185,9 @@ class Fits:
 
         bounds = scipy.optimize.Bounds(lower[free], upper[free])
         fitted = start.copy()
-        fitted[free] = scipy.optimize.minimize(value, start[free], jac=True, bounds=bounds, options={"maxiter": 100}).x
+        fitted[free] = scipy.optimize.minimize(
+            value, start[free], jac=True, bounds=bounds, options={"maxiter": 100, "ftol": 1e-7}
+        ).x
         if not np.any(nodes > 1):
             fitted[2:4] = np.maximum(fitted[2:4], 1.1 * fitted[4:6])
         return fitted
@@ -225,15 +241,15 @@ class Sharing:
         self.cluster: Any = None
         self.cores: dict[str, int] = {}
         self.seconds: list[float] = []
+        self.busy: list[tuple[float, float]] = []  # shares of all GPUs and of all cores that are held, in each round
         self._simulator = simulator
 
     def core_seconds(self, job: Any) -> float:
         """Of one sample: such that a GPU at full speed needs as many cores as were measured; 0 without input."""
         if not self.input_bound:
             return 0.0
-        number = int(job.name.rsplit("-", 1)[1])
-        sensitive = number % 2 == 0
-        needed = CORES_PER_GPU * SENSITIVITIES[number // 2 % len(SENSITIVITIES)] if sensitive else CORES_OF_OTHERS
+        number, other = divmod(_number(job.name), 2)
+        needed = CORES_OF_OTHERS if other else CORES_PER_GPU * SENSITIVITIES[number % len(SENSITIVITIES)]
         return needed / full_rate(job.application)
 
     def optimize(self, infos: Any, nodes: Any, present: Any, _template: Any) -> tuple[dict[str, list[int]], int]:
@@ -257,6 +273,8 @@ class Sharing:
             self.cores = {name: CORES_PER_GPU * len(held) for name, held in placed.items()}
             if self.policy == "tuned":
                 self.cores = self._tuned(placed, by_name)
+        gpus = sum(len(held) for held in placed.values()) / (len(nodes) * GPUS)
+        self.busy.append((gpus, sum(self.cores.values()) / (len(nodes) * GPUS * CORES_PER_GPU)))
         return placed, len(nodes)
 
     def _job(self, job: Any, info: Any, held: Sequence[int]) -> Job:
@@ -354,6 +372,11 @@ class Sharing:
         return float(gpu / overlapped(gpu, batch / rate, OVERLAP))
 
 
+def _number(job: str) -> int:
+    """Jobs with even numbers are those that may be input-bound."""
+    return int(job.rsplit("-", 1)[1])
+
+
 @cache
 def full_rate(application: Any) -> float:
     """Samples/s of one GPU with the largest local batch that was traced."""
@@ -390,9 +413,14 @@ def run(simulator: Any, workload: Path, policy: str, *, input_bound: bool, first
         while not sharing.cluster.all_complete():
             sharing.cluster.step(60)
     times = sharing.cluster.get_jcts()
+    halves = [statistics.fmean(s for name, s in times.items() if _number(name) % 2 == other) for other in (0, 1)]
+    gpus, cores = (round(statistics.fmean(column), 3) for column in zip(*sharing.busy, strict=True))
     return {
         "jobs": len(times),
         "average_completion_s": round(statistics.fmean(times.values()), 1),
+        **({"of_input_bound_s": round(halves[0], 1), "of_others_s": round(halves[1], 1)} if input_bound else {}),
+        "gpus_held": gpus,
+        **({"cores_held": cores} if input_bound else {}),
         "restarts": sum(job.num_restarts or 0 for job in sharing.cluster.jobs),
         "decision_s_p95": round(float(np.percentile(sharing.seconds, 95)), 3),
     }
@@ -409,7 +437,7 @@ def run(simulator: Any, workload: Path, policy: str, *, input_bound: bool, first
 @click.option("--workload", "numbers", multiple=True, type=click.IntRange(1, 8), default=tuple(range(1, 9)))
 @click.option("--policy", "policies", multiple=True, type=click.Choice(POLICIES), default=("joint",), show_default=True)
 @click.option("--input-bound", is_flag=True, help="Half of the jobs need more cores than 3 for each GPU.")
-@click.option("--first", type=click.IntRange(min=1), help="Only the first jobs of a workload, for a quick look.")
+@click.option("--first", type=click.IntRange(min=2), help="Only the first jobs of a workload, for a quick look.")
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Rows that this file lacks are added to it."
 )

@@ -35,7 +35,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
 
-from benchmarks.cluster_sharing import Fits, Results, Unusable, on_current_versions, step_time_of
+from benchmarks.cluster_sharing import Fits, Results, Unusable, on_current_versions, step_time_of, triangulated_once
 from offload.model import GradientNoise, StepTime
 from offload.model.allocation.allocate import allocate
 from offload.model.allocation.values import Holding, Job, Rules
@@ -43,7 +43,7 @@ from offload.model.placement import NodeResources, WorkerResources
 
 KINDS = {"aws": (6, 4), "dgx-ext": (2, 8), "rtx": (3, 8)}  # nodes and GPUs of a node: the checkout's default
 GPUS = sum(nodes * gpus for nodes, gpus in KINDS.values())
-ROUND_S = 60
+ROUND_S, ROUNDS_WHEN_GROWN = 60, 10
 POLICIES = ("sia", "joint")
 COUNTS = (1, 2, 4, 8, 16, 24)  # workers of a job that is alone on its share, where they fit
 
@@ -66,6 +66,9 @@ class Simulator:
         self.cluster: Any = importlib.import_module("cluster")
         self.job: Any = importlib.import_module("job")
         self.job.fit_perf_params = Fits(importlib.import_module("goodput"))
+        triangulated_once(importlib.import_module("applications"))
+        kind_of = importlib.import_module("applications").Application
+        kind_of.get_max_local_bsz = cache(kind_of.get_max_local_bsz)
         # The simulator asks by the type of its policy what to tell it.
         self.cluster.SiaPolicy = (self.sia.SiaPolicy, Sharing)
 
@@ -155,11 +158,11 @@ def _step_time(job: Any, info: Any, kind: str, known: list[str]) -> StepTime:
 
 
 class Alone:
-    """Completion times of jobs that share with nobody."""
+    """Completion times of jobs that share with nobody, and whose step times are known."""
 
     def __init__(self, simulator: Simulator) -> None:
         self._simulator = simulator
-        self._on = cache(self._simulated)
+        self._on, self._fitted = cache(self._simulated), cache(self._fitted_to_traces)
 
     def completion_s(self, applications: Any, share: float) -> float:
         """With ``share`` GPUs, less than one of which is a whole one for as much of the time."""
@@ -179,6 +182,8 @@ class Alone:
         everywhere = self._simulator.cluster.APPLICATIONS
         job = self._simulator.job.Job("alone", {k: everywhere[k][application.name] for k in everywhere}, 0)
         wanted = min(workers, application.max_batch_size // application.min_local_bsz)
+        job.perf_params[kind] = self._fitted(application)
+        job.update_params = lambda *measured: setattr(job, "grad_params", measured[-2:])
         now = 0
         while job.completion_time is None:
             if now < wanted and not job.rescale_time:
@@ -186,8 +191,17 @@ class Alone:
                 whole, rest = divmod(now, KINDS[kind][1])
                 placement = [KINDS[kind][1]] * whole + [rest] * bool(rest)
                 job.reallocate(placement) if job.current_cluster else job.migrate(kind, placement)
-            job.step(ROUND_S)
+            job.step(ROUND_S if now < wanted else ROUNDS_WHEN_GROWN * ROUND_S)
         return float(job.completion_time + ROUND_S / 2)
+
+    def _fitted_to_traces(self, application: Any) -> Any:
+        traces = application.placements
+        columns = (
+            traces[name].to_numpy(float)
+            for name in ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")
+        )
+        nodes, workers, sizes, step, sync = columns
+        return self._simulator.job.fit_perf_params(nodes, workers, sizes, step - sync, step)
 
 
 def run(simulator: Simulator, workload: Path, name: str, first: int | None) -> dict[str, Any]:
