@@ -60,15 +60,12 @@ class Simulator:
             sys.modules[name] = types.ModuleType(name)
             setattr(sys.modules[name], policy, type(None))
         sys.path.insert(0, str(folder.resolve()))
-        self.config: Any = importlib.import_module("simulator_config")
-        self.config.sia_solver_verbose, self.config.sia_solver_num_threads = False, 1
-        self.sia: Any = importlib.import_module("sia")
-        self.cluster: Any = importlib.import_module("cluster")
-        self.job: Any = importlib.import_module("job")
-        self.job.fit_perf_params = Fits(importlib.import_module("goodput"))
-        triangulated_once(importlib.import_module("applications"))
-        kind_of = importlib.import_module("applications").Application
-        kind_of.get_max_local_bsz = cache(kind_of.get_max_local_bsz)
+        config, applications = _module("simulator_config"), _module("applications")
+        config.sia_solver_verbose, config.sia_solver_num_threads = False, 1
+        triangulated_once(applications)
+        applications.Application.get_max_local_bsz = cache(applications.Application.get_max_local_bsz)
+        self.config, self.sia, self.cluster, self.job = config, _module("sia"), _module("cluster"), _module("job")
+        self.job.fit_perf_params = Fits(_module("goodput"))
         # The simulator asks by the type of its policy what to tell it.
         self.cluster.SiaPolicy = (self.sia.SiaPolicy, Sharing)
 
@@ -85,6 +82,10 @@ class Simulator:
             project_throughputs=True,
             share_max_replicas=True,
         )
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(name)
 
 
 class Sharing:
