@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.metadata
 import math
 import os
 import statistics
@@ -264,7 +265,9 @@ def main(
 ) -> None:
     """Share a simulated cluster of three GPU types among the jobs of published workloads."""
     simulator = Simulator(sia)
-    results = Results(output, ["python", "benchmarks/cluster_sharing_sia.py", "--sia", "CHECKOUT", "..."], {})
+    command = ["python", "benchmarks/cluster_sharing_sia.py", "--sia", "CHECKOUT", "..."]
+    solver = {name: importlib.metadata.version(name) for name in ("cvxpy-base", "cylp")}
+    results = Results(output, command, {"sias_solver": solver})
     for number in numbers:
         for policy in policies:
             workload = sia / "sia-simulator" / "workloads" / "philly" / f"workload-{number}.csv"
