@@ -5,6 +5,8 @@
     python benchmarks/cluster_sharing.py --pollux CHECKOUT --load 1.0 -o benchmarks/results/cluster_sharing.json
     python benchmarks/cluster_sharing.py --pollux CHECKOUT --input-bound --policy joint --policy proportional --policy tuned
 
+Set OPENBLAS_NUM_THREADS=1: with more threads, small matrices take longer. Rows that the file holds are not simulated again.
+
 The simulator, its traces and its workloads are the checkout's: 160 jobs in 8 hours on 16 nodes of 4 GPUs, 8 workloads at each of 4 loads.
 The benchmark puts its own policy in the place of Pollux's, and leaves the rest as it is, with two exceptions. The fit of a job's step time
 minimises the simulator's own objective, from where the last fit ended: its first way takes a second each. And a job's input may limit
@@ -22,7 +24,6 @@ import contextlib
 import importlib
 import json
 import math
-import os
 import shlex
 import statistics
 import sys
@@ -77,12 +78,7 @@ def simulator_of(checkout: Path) -> Any:
     folder = checkout / "simulator"
     if not (folder / "simulator.py").is_file():
         raise Unusable(f"{folder} holds no simulator.py: give a checkout of petuum/adaptdl, branch osdi21-artifact.")
-    pandas = importlib.import_module("pandas")
-    for name, kind in (("int", int), ("float", float)):
-        setattr(np, name, kind)
-    pandas.DataFrame.append = lambda self, other, ignore_index=False: pandas.concat(
-        [self, other], ignore_index=ignore_index
-    )
+    on_current_versions()
     # The simulator asks by the type of its policy what to tell it.
     for name, policy in {"Pollux": Sharing, "Optimus": type(None), "Tiresias": type(None)}.items():
         sys.modules[name.lower()] = types.ModuleType(name.lower())
@@ -90,7 +86,65 @@ def simulator_of(checkout: Path) -> Any:
     sys.path.insert(0, str(folder.resolve()))
     simulator: Any = importlib.import_module("simulator")
     simulator.fit_perf_params = Fits(importlib.import_module("goodput"))
+    simulator.Job.get_speedup_fn = lambda job: None  # what Pollux's own policy asks for
+    triangulated_once(importlib.import_module("applications"))
     return simulator
+
+
+def on_current_versions() -> None:
+    """Give numpy and pandas the names back that the published simulators use."""
+    pandas = importlib.import_module("pandas")
+    for name, kind in (("int", int), ("float", float)):
+        setattr(np, name, kind)
+    pandas.DataFrame.append = lambda self, other, ignore_index=False: pandas.concat(
+        [self, other], ignore_index=ignore_index
+    )
+
+
+def triangulated_once(applications: Any) -> None:
+    """Let the simulator's step times between traces come from one triangulation of them, not from one for each question."""
+    triangulate, made = applications.LinearNDInterpolator, {}
+
+    def remembered(points: Any, values: Any) -> Any:
+        key = (points.tobytes(), values.tobytes())
+        if key not in made:
+            made[key] = triangulate(points, values)
+        return made[key]
+
+    applications.LinearNDInterpolator = remembered
+
+
+class Results:
+    """The rows of a result, each written when it is measured, so that what was interrupted goes on where it ended.
+
+    Args:
+        output: the file; None: rows are printed only.
+        command: what makes the rows, without a machine's own paths.
+        more: what else the result says.
+    """
+
+    def __init__(self, output: Path | None, command: Sequence[str], more: dict[str, Any]) -> None:
+        self._output, self._command, self._more = output, command, more
+        before = output is not None and output.exists()
+        self.rows: list[dict[str, Any]] = json.loads(output.read_text("utf-8"))["rows"] if output and before else []
+
+    def has(self, key: dict[str, Any]) -> bool:
+        """Return whether there is a row with these values."""
+        return any(all(row.get(name) == value for name, value in key.items()) for row in self.rows)
+
+    def add(self, key: dict[str, Any], measured: dict[str, Any]) -> None:
+        """A row with its key's values and the measured ones."""
+        self.rows.append(key | measured)
+        print(json.dumps(self.rows[-1]), flush=True)
+        if self._output:
+            result = {
+                "command": shlex.join(self._command),
+                "machine": machine(),
+                "versions": {**versions(), "numpy": np.__version__, "scipy": scipy.__version__},
+                **self._more,
+                "rows": self.rows,
+            }
+            self._output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 class Fits:
@@ -124,23 +178,60 @@ class Fits:
             start[free] = np.clip(np.maximum(before[free], 1e-6), lower[free], upper[free] - 0.1)
             start[6] = max(start[6], 1.001)
 
-        def value(x: Any) -> float:
+        def value(x: Any) -> tuple[float, Any]:
             whole = start.copy()
             whole[free] = x
-            return float(self._goodput._obj_fn(whole, *data))
-
-        def slope(x: Any) -> Any:
-            here, steps = value(x), 1e-6 * np.maximum(np.abs(x), 1e-5)
-            return np.array(
-                [(value(x + step * (np.arange(len(x)) == i)) - here) / step for i, step in enumerate(steps)]
-            )
+            error, slope = fit_error(whole, *data)
+            return error, slope[free]
 
         bounds = scipy.optimize.Bounds(lower[free], upper[free])
         fitted = start.copy()
-        fitted[free] = scipy.optimize.minimize(value, start[free], jac=slope, bounds=bounds, options={"maxiter": 100}).x
+        fitted[free] = scipy.optimize.minimize(
+            value, start[free], jac=True, bounds=bounds, options={"maxiter": 100, "ftol": 1e-7}
+        ).x
         if not np.any(nodes > 1):
             fitted[2:4] = np.maximum(fitted[2:4], 1.1 * fitted[4:6])
         return fitted
+
+
+def fit_error(x: Any, nodes: Any, workers: Any, sizes: Any, compute: Any, step: Any) -> tuple[float, Any]:
+    """The objective of the simulator's fit (``_obj_fn`` of its ``goodput.py``) and its slope along each parameter.
+
+    Both errors are the root mean squares of logarithms: that of the computing time, and that of the whole step's.
+    """
+    alpha, beta, gamma = x[0:6:2], x[1:6:2], x[6]
+    several, one = nodes > 1, (nodes == 1) & (workers > 1)
+    beyond = np.maximum(workers - 2, 1e-8)
+    computing = alpha[0] + beta[0] * sizes
+    sync = np.select([several, one], [alpha[1] + beta[1] * beyond, alpha[2] + beta[2] * beyond], 1e-8)
+    # The larger time is the p-norm's scale, so that no power is 0.
+    largest = np.maximum(computing, sync)
+    of_computing, of_sync = (computing / largest) ** gamma, (sync / largest) ** gamma
+    both = of_computing + of_sync
+    whole = np.log(largest) + np.log(both) / gamma
+    off = (np.log(computing) - np.log(compute), whole - np.log(step))
+    errors = [float(np.sqrt(np.mean(values**2))) for values in off]
+    toward = [values / max(len(values) * error, 1e-300) for values, error in zip(off, errors, strict=True)]
+    by_computing = toward[0] / computing + toward[1] * of_computing / (both * computing)
+    by_sync = toward[1] * of_sync / (both * sync)
+    by_gamma = (of_computing * np.log(computing) + of_sync * np.log(sync)) / both - whole
+    ratio = beta[1:] / alpha[1:]
+    slope = np.array(
+        [
+            np.sum(by_computing),
+            np.sum(by_computing * sizes),
+            *(
+                part
+                for spread, r, a in zip((several, one), ratio, alpha[1:], strict=True)
+                for part in (
+                    np.sum(by_sync[spread]) - 2e-2 * r * r / a,
+                    np.sum((by_sync * beyond)[spread]) + 2e-2 * r / a,
+                )
+            ),
+            np.sum(toward[1] * by_gamma) / gamma + 2e-3 * (gamma - 1),
+        ]
+    )
+    return sum(errors) + 1e-3 * (gamma - 1) ** 2 + 1e-2 * float(np.sum(ratio**2)), slope
 
 
 class Sharing:
@@ -151,15 +242,15 @@ class Sharing:
         self.cluster: Any = None
         self.cores: dict[str, int] = {}
         self.seconds: list[float] = []
+        self.busy: list[tuple[float, float]] = []  # shares of all GPUs and of all cores that are held, in each round
         self._simulator = simulator
 
     def core_seconds(self, job: Any) -> float:
         """Of one sample: such that a GPU at full speed needs as many cores as were measured; 0 without input."""
         if not self.input_bound:
             return 0.0
-        number = int(job.name.rsplit("-", 1)[1])
-        sensitive = number % 2 == 0
-        needed = CORES_PER_GPU * SENSITIVITIES[number // 2 % len(SENSITIVITIES)] if sensitive else CORES_OF_OTHERS
+        number, other = divmod(_number(job.name), 2)
+        needed = CORES_OF_OTHERS if other else CORES_PER_GPU * SENSITIVITIES[number % len(SENSITIVITIES)]
         return needed / full_rate(job.application)
 
     def optimize(self, infos: Any, nodes: Any, present: Any, _template: Any) -> tuple[dict[str, list[int]], int]:
@@ -183,13 +274,15 @@ class Sharing:
             self.cores = {name: CORES_PER_GPU * len(held) for name, held in placed.items()}
             if self.policy == "tuned":
                 self.cores = self._tuned(placed, by_name)
+        gpus = sum(len(held) for held in placed.values()) / (len(nodes) * GPUS)
+        self.busy.append((gpus, sum(self.cores.values()) / (len(nodes) * GPUS * CORES_PER_GPU)))
         return placed, len(nodes)
 
     def _job(self, job: Any, info: Any, held: Sequence[int]) -> Job:
         measured: dict[str, Any] = {}
         if job.perf_params is not None:
             measured = {
-                "step_times": {"GPU": step_time(job)},
+                "step_times": {"GPU": step_time_of(job.perf_params)},
                 "noise": noise(job),
                 "max_batch_size": float(job.application.max_batch_size),
                 "local_batch_sizes": local_sizes(job.application),
@@ -250,7 +343,9 @@ class Sharing:
                 and 0 < rate < math.inf
             ):
                 spots = [n for n in placement if n]
-                _, job.atomic_bsz, job.accum_steps = JointGoodput(step_time(job), noise(job), rate, OVERLAP).optimize(
+                _, job.atomic_bsz, job.accum_steps = JointGoodput(
+                    step_time_of(job.perf_params), noise(job), rate, OVERLAP
+                ).optimize(
                     len(spots),
                     sum(spots),
                     job.application.max_batch_size,
@@ -278,6 +373,11 @@ class Sharing:
         return float(gpu / overlapped(gpu, batch / rate, OVERLAP))
 
 
+def _number(job: str) -> int:
+    """Jobs with even numbers are those that may be input-bound."""
+    return int(job.rsplit("-", 1)[1])
+
+
 @cache
 def full_rate(application: Any) -> float:
     """Samples/s of one GPU with the largest local batch that was traced."""
@@ -285,9 +385,8 @@ def full_rate(application: Any) -> float:
     return float(application.max_local_bsz / whole)
 
 
-def step_time(job: Any) -> StepTime:
+def step_time_of(p: Any) -> StepTime:
     """The simulator's parameters in this project's names."""
-    p = job.perf_params
     return StepTime(
         p.alpha_c, max(p.beta_c, 1e-12), p.alpha_r, p.beta_r, p.alpha_n, p.beta_n, min(max(p.gamma, 1.0), 10.0)
     )
@@ -315,12 +414,14 @@ def run(simulator: Any, workload: Path, policy: str, *, input_bound: bool, first
         while not sharing.cluster.all_complete():
             sharing.cluster.step(60)
     times = sharing.cluster.get_jcts()
+    halves = [statistics.fmean(s for name, s in times.items() if _number(name) % 2 == other) for other in (0, 1)]
+    gpus, cores = (round(statistics.fmean(column), 3) for column in zip(*sharing.busy, strict=True))
     return {
-        "workload": workload.stem,
         "jobs": len(times),
-        "policy": policy,
-        "input_bound": input_bound,
         "average_completion_s": round(statistics.fmean(times.values()), 1),
+        **({"of_input_bound_s": round(halves[0], 1), "of_others_s": round(halves[1], 1)} if input_bound else {}),
+        "gpus_held": gpus,
+        **({"cores_held": cores} if input_bound else {}),
         "restarts": sum(job.num_restarts or 0 for job in sharing.cluster.jobs),
         "decision_s_p95": round(float(np.percentile(sharing.seconds, 95)), 3),
     }
@@ -337,8 +438,10 @@ def run(simulator: Any, workload: Path, policy: str, *, input_bound: bool, first
 @click.option("--workload", "numbers", multiple=True, type=click.IntRange(1, 8), default=tuple(range(1, 9)))
 @click.option("--policy", "policies", multiple=True, type=click.Choice(POLICIES), default=("joint",), show_default=True)
 @click.option("--input-bound", is_flag=True, help="Half of the jobs need more cores than 3 for each GPU.")
-@click.option("--first", type=click.IntRange(min=1), help="Only the first jobs of a workload, for a quick look.")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Rows are added to this file.")
+@click.option("--first", type=click.IntRange(min=2), help="Only the first jobs of a workload, for a quick look.")
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Rows that this file lacks are added to it."
+)
 def main(
     pollux: Path,
     loads: tuple[str, ...],
@@ -349,31 +452,23 @@ def main(
     output: Path | None,
 ) -> None:
     """Share a simulated cluster among the jobs of published workloads, and average their completion times."""
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     simulator = simulator_of(pollux)
-    rows = json.loads(output.read_text(encoding="utf-8"))["rows"] if output and output.exists() else []
+    command = ["python", "benchmarks/cluster_sharing.py", "--pollux", "CHECKOUT", "..."]
+    results = Results(output, command, {"published_means_s": PUBLISHED})
     for load in loads:
         folder = pollux / "simulator" / ("workloads" if load == "1.0" else f"workloads-{load}")
         for number in numbers:
             for policy in policies:
-                row = {
+                workload = folder / f"workload-{number}.csv"
+                key = {
                     "load": load,
-                    **run(simulator, folder / f"workload-{number}.csv", policy, input_bound=input_bound, first=first),
+                    "workload": workload.stem,
+                    "policy": policy,
+                    "input_bound": input_bound,
+                    "first_jobs": first,
                 }
-                print(json.dumps(row), flush=True)
-                same = ("load", "workload", "jobs", "policy", "input_bound")
-                rows = [old for old in rows if any(old[key] != row[key] for key in same)] + [row]
-                if output:
-                    result = {
-                        "command": shlex.join(
-                            ["python", "benchmarks/cluster_sharing.py", "--pollux", "CHECKOUT", "..."]
-                        ),
-                        "machine": machine(),
-                        "versions": {**versions(), "numpy": np.__version__, "scipy": scipy.__version__},
-                        "published_means_s": PUBLISHED,
-                        "rows": rows,
-                    }
-                    output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+                if not results.has(key):
+                    results.add(key, run(simulator, workload, policy, input_bound=input_bound, first=first))
 
 
 if __name__ == "__main__":

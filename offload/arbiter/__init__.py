@@ -7,7 +7,7 @@
         print(run.name, run.holding, run.reason)
     offload.arbiter.stop("auto")
 
-Where it stops: :mod:`offload.model.allocation` decides who is to have what, and each run takes up and gives back workers and cores itself.
+Where it stops: ``offload.model.allocation`` decides who is to have what, and each run takes up and gives back workers and cores itself.
 Of this package, only ``ray_arbiter`` and ``registry`` talk to a cluster.
 """
 

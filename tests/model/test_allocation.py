@@ -391,3 +391,22 @@ def test_what_cannot_be_is_refused_in_words(jobs: list[Job], nodes: list[NodeRes
 def test_a_jobs_values_are_checked_and_name_the_job(bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="of job j"):
         job("j", **bad)
+
+
+@settings(max_examples=20)
+@given(st.data())
+def test_the_local_batch_is_limited_on_each_kind(data: st.DataObject) -> None:
+    pairs = st.tuples(st.integers(1, 8), st.integers(16, 64))
+    small, large = data.draw(pairs), data.draw(pairs)
+    both = {
+        "step_times": dict.fromkeys(KINDS, data.draw(step_times)),
+        "noise": data.draw(noises),
+        "max_batch_size": 8192,
+    }
+
+    def goodput(kind: str, limits: Any) -> float | None:
+        alone = job("a", local_batch_sizes=limits, **both)
+        return allocate([alone], [node("n", kind=kind)], Rules())["a"].goodput
+
+    for kind, pair in zip(KINDS, (small, large), strict=True):
+        assert goodput(kind, dict(zip(KINDS, (small, large), strict=True))) == goodput(kind, pair)

@@ -235,7 +235,7 @@ def goodput_at(job: Job, kind: str | None, cores: int, workers: int, nodes: int)
         return float(workers)
     rate = cores / job.core_seconds_per_sample if job.core_seconds_per_sample else np.inf
     value, _ = goodput_model(job, kind).best_at_rates(
-        [nodes], [workers], [[rate]], job.max_batch_size if job.noise else None, job.local_batch_sizes
+        [nodes], [workers], [[rate]], job.max_batch_size if job.noise else None, job.local_sizes(kind)
     )
     return float(value[0, 0])
 
@@ -257,14 +257,14 @@ def _over_cores(
         # As if all samples came from other nodes: where its cores will be is not decided yet.
         per_node = NETWORK_EFFICIENCY * BYTES_PER_GIGABIT * rules.network_gbps / job.wire_bytes_per_sample
         wire = nodes * per_node
-    free, rate = model.best_at_rates(nodes, counts, wire[None], biggest, job.local_batch_sizes)
+    free, rate = model.best_at_rates(nodes, counts, wire[None], biggest, job.local_sizes(kind))
     if not job.core_seconds_per_sample:
         return np.full(free.shape, float(job.cores[0])), free
     most = min(job.cores[1], int(cluster.cpus))
     cores = np.ceil(np.asarray(levels)[:, None] * rate * job.core_seconds_per_sample)
     cores = np.clip(cores, max(job.cores[0], 1), max(most, 1))
     goodput, _ = model.best_at_rates(
-        nodes, counts, np.minimum(cores / job.core_seconds_per_sample, wire), biggest, job.local_batch_sizes
+        nodes, counts, np.minimum(cores / job.core_seconds_per_sample, wire), biggest, job.local_sizes(kind)
     )
     return cores, goodput
 
@@ -288,7 +288,7 @@ def _fair_goodput(job: Job, cluster: Cluster, rooms: dict[str, tuple[int, int]],
             counts,
             np.full((1, len(counts)), rate),
             job.max_batch_size if job.noise else None,
-            job.local_batch_sizes,
+            job.local_sizes(kind),
         )
         goodput += float(np.max(value)) * rooms[kind][1] / total
     return goodput

@@ -59,7 +59,7 @@ class Job:
         noise: the gradient noise at the initial batch; None: the batch stays at ``batch_size``.
         batch_size: the global batch of a job without noise.
         max_batch_size: the largest global batch; None: the initial one.
-        local_batch_sizes: the least and the most samples of a worker's micro-batch; None: no limit.
+        local_batch_sizes: the least and the most samples of a worker's micro-batch, on all kinds of GPU or on each; None: no limit.
         core_seconds_per_sample: preprocessing on one core; 0: its input is never the limit, and it takes ``cores[0]`` cores.
         wire_bytes_per_sample: bytes of a sample on its way from a preprocessing core to a worker.
         overlap: delta of :class:`~offload.model.goodput.JointGoodput`.
@@ -85,7 +85,7 @@ class Job:
     noise: GradientNoise | None = None
     batch_size: int = 1
     max_batch_size: float | None = None
-    local_batch_sizes: tuple[int, int] | None = None
+    local_batch_sizes: tuple[int, int] | Mapping[str, tuple[int, int]] | None = None
     core_seconds_per_sample: float = 0.0
     wire_bytes_per_sample: float = 0.0
     overlap: float = OVERLAP
@@ -121,6 +121,11 @@ class Job:
     def measured(self) -> bool:
         """Whether its goodput can be predicted."""
         return bool(self.step_times)
+
+    def local_sizes(self, kind: str) -> tuple[int, int] | None:
+        """The least and the most samples of a micro-batch on this kind of GPU; None: no limit."""
+        sizes = self.local_batch_sizes
+        return sizes.get(kind) if isinstance(sizes, Mapping) else sizes
 
     @property
     def pinned(self) -> bool:
