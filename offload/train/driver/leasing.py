@@ -76,9 +76,13 @@ class Leasing:
         return self._tenancy.lease
 
     def depart(self) -> None:
-        """The run holds nothing, and wants nothing for now: it is paused, or over."""
+        """The run holds nothing, and wants nothing for now: it is paused."""
         self._sent = self._since = None
         self._tenancy.depart()
+
+    def close(self) -> None:
+        """The run is over."""
+        self._tenancy.close()
 
     # -- under way -------------------------------------------------------------------------------------------------
 

@@ -102,13 +102,18 @@ class Run:
         self._changed = threading.Event()  # the workers have, or somebody steers the run: look at the news now
         self.steering = Steering(platform.open_desk(directory), self._changed.set, live.note)
         self._leasing = self._leased() if trainer.cluster.arbiter else None
-        self.cluster, self.fleet, self._first_actions = wait_for_start(
-            self._terms(),
-            platform,
-            status=self._waits,
-            heed=self.steering.heed_before_start,
-            leasing=self._leasing,
-        )
+        try:
+            self.cluster, self.fleet, self._first_actions = wait_for_start(
+                self._terms(),
+                platform,
+                status=self._waits,
+                heed=self.steering.heed_before_start,
+                leasing=self._leasing,
+            )
+        except BaseException:
+            if self._leasing is not None:
+                self._leasing.close()
+            raise
         # What Ray Data's tasks hold of the cluster looks as if others held it.
         self._others = Others(self.cluster.held, certain=all(dataset.pooled for dataset in listed.values()))
         # These checks need the nodes of the run, and come before anything is started on them.
@@ -166,7 +171,7 @@ class Run:
         finally:
             self.steering.end()
             if self._leasing is not None:
-                self._leasing.depart()
+                self._leasing.close()
             if marker is not None:
                 marker.remove()
         summary = self.log.finish("interrupted" if stopped else "finished", self._newest(RunFolder(storage, name)))

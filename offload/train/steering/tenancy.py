@@ -1,5 +1,7 @@
 """A run's own side of the arbiter of its cluster: it reports, and learns of its leases.
 
+Its threads never call Ray without a connection: Ray would start a new cluster.
+
 Where it stops: :mod:`offload.train.driver.leasing` decides what a report says, and the run's state machine what a lease changes.
 """
 
@@ -13,12 +15,13 @@ from typing import Any
 import ray
 
 from offload.arbiter.values import Lease, Report
-from offload.errors import ConfigError
+from offload.errors import ConfigError, RunError
 from offload.train.cluster.holdings import ARBITER, NAMESPACE
+from offload.train.cluster.ray_processes import no_new_ray
 
 POLL_S = 30.0  # the arbiter answers after this long, whether or not there is another lease
 AGAIN_S = 1.0  # Ray may be starting the arbiter again
-_GONE = (ray.exceptions.RayError, RuntimeError, ValueError)
+_GONE = (ray.exceptions.RayError, RunError, RuntimeError, ValueError)
 
 
 class RayTenancy:
@@ -34,8 +37,9 @@ class RayTenancy:
         self._here = False  # whether the arbiter should know this run
         self._condition = threading.Condition()
         self._changed: Callable[[], None] = lambda: None
+        self._closed = False
         try:
-            _arbiter()
+            self._actor = _arbiter()
         except ValueError:
             raise ConfigError(
                 "the run asks for an arbiter, and none runs on this Ray cluster: start one with offload arbiter start, or drop "
@@ -66,33 +70,50 @@ class RayTenancy:
                 return
             self._report, self._lease, self._here = None, None, False
         with contextlib.suppress(*_GONE):
-            _arbiter().depart.remote(self._name)
+            self._actor.depart.remote(self._name)
+
+    def close(self) -> None:
+        """Depart, and listen no more: the run is over."""
+        self.depart()
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()
 
     def _send(self) -> None:
         """Send reports, one at a time, so that they arrive in their order."""
         while True:
             with self._condition:
-                self._condition.wait_for(lambda: self._report is not None)
+                self._condition.wait_for(lambda: self._report is not None or self._closed)
+                if self._closed:
+                    return
                 report, self._report = self._report, None
             try:
-                self._take(ray.get(_arbiter().report.remote(report)))
+                with no_new_ray():
+                    self._take(ray.get(self._actor.report.remote(report)))
             except _GONE:
-                if not ray.is_initialized():
-                    return
-                threading.Event().wait(AGAIN_S)
+                self._find_again()
 
     def _listen(self) -> None:
         """Wait for leases that the arbiter changes between two reports."""
         while True:
             with self._condition:
-                self._condition.wait_for(lambda: self._here and self._lease is not None)
+                self._condition.wait_for(lambda: (self._here and self._lease is not None) or self._closed)
+                if self._closed:
+                    return
                 number = -1 if self._lease is None else self._lease.number
             try:
-                self._take(ray.get(_arbiter().changed.remote(self._name, number, POLL_S)))
+                with no_new_ray():
+                    self._take(ray.get(self._actor.changed.remote(self._name, number, POLL_S)))
             except _GONE:
-                if not ray.is_initialized():
-                    return
-                threading.Event().wait(AGAIN_S)
+                self._find_again()
+
+    def _find_again(self) -> None:
+        """Wait a moment, and find the arbiter: Ray may have started it again, or somebody another one."""
+        with self._condition:
+            if self._condition.wait_for(lambda: self._closed, AGAIN_S):
+                return
+        with contextlib.suppress(*_GONE), no_new_ray():
+            self._actor = _arbiter()
 
     def _take(self, lease: Lease | None) -> None:
         with self._condition:

@@ -80,6 +80,9 @@ class Tenancy(Protocol):
     def depart(self) -> None:
         """Tell the arbiter that the run holds nothing, and wants nothing for now."""
 
+    def close(self) -> None:
+        """Depart, and listen no more: the run is over."""
+
 
 class Platform(Protocol):
     """The machines of one run, and what runs on them.
