@@ -5,6 +5,7 @@ Where it stops: it connects to no cluster; :mod:`offload.arbiter` does.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import ray
@@ -18,6 +19,7 @@ from offload.train.cluster.connection import head_node
 from offload.train.cluster.holdings import ARBITER, NAMESPACE
 
 START_S = 60.0  # for a process on the head, which imports scipy
+LOOK_S = 0.2  # between two tries
 ANSWER_S = 30.0  # Ray may be starting it again
 TAKEN = ValueError  # Ray's error for a name that another actor has
 MISSING = "no arbiter runs on this Ray cluster: start one with offload arbiter start."
@@ -76,14 +78,20 @@ def status() -> Status:
     actor = arbiter()
     if actor is None:
         raise ConfigError(MISSING)
-    try:
-        answer: Status = ray.get(actor.status.remote(), timeout=ANSWER_S)
-    except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
-        raise ConfigError(
-            f"the arbiter has not answered within {ANSWER_S:g} s ({type(error).__name__}). If Ray is starting it again, the next try gets "
-            "an answer; otherwise stop it with offload arbiter stop, and start it again."
-        ) from None
-    return answer
+    until = time.monotonic() + ANSWER_S
+    while True:
+        try:
+            answer: Status = ray.get(actor.status.remote(), timeout=max(until - time.monotonic(), LOOK_S))
+        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
+            # Ray starts an arbiter again whose process has ended.
+            if isinstance(error, ray.exceptions.ActorUnavailableError) and time.monotonic() < until:
+                time.sleep(LOOK_S)
+                continue
+            raise ConfigError(
+                f"the arbiter has not answered within {ANSWER_S:g} s ({type(error).__name__}). If Ray is starting it again, the next try "
+                "gets an answer; otherwise stop it with offload arbiter stop, and start it again."
+            ) from None
+        return answer
 
 
 def stop() -> None:

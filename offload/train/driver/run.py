@@ -101,21 +101,22 @@ class Run:
             )
         self._changed = threading.Event()  # the workers have, or somebody steers the run: look at the news now
         self.steering = Steering(platform.open_desk(directory), self._changed.set, live.note)
-        self._leasing = self._leased() if trainer.cluster.arbiter else None
+        leasing = self._leased() if trainer.cluster.arbiter else None
         try:
             self.cluster, self.fleet, self._first_actions = wait_for_start(
                 self._terms(),
                 platform,
                 status=self._waits,
                 heed=self.steering.heed_before_start,
-                leasing=self._leasing,
+                leasing=leasing,
             )
         except BaseException:
-            if self._leasing is not None:
-                self._leasing.close()
+            if leasing is not None:
+                leasing.close()
             raise
         # What Ray Data's tasks hold of the cluster looks as if others held it.
-        self._others = Others(self.cluster.held, certain=all(dataset.pooled for dataset in listed.values()))
+        certain = all(dataset.pooled for dataset in listed.values())
+        self._sharing = leasing or Others(self.cluster.held, certain=certain)
         # These checks need the nodes of the run, and come before anything is started on them.
         self._check_prices()
         self._check_caches()
@@ -170,8 +171,8 @@ class Run:
                 stopped, answered = self._train(cores, name, storage, marker, interrupts)
         finally:
             self.steering.end()
-            if self._leasing is not None:
-                self._leasing.close()
+            if isinstance(self._sharing, Leasing):
+                self._sharing.close()
             if marker is not None:
                 marker.remove()
         summary = self.log.finish("interrupted" if stopped else "finished", self._newest(RunFolder(storage, name)))
@@ -477,7 +478,7 @@ class Run:
         fixed = not self.trainer.batch_size.adaptive and (self.trainer.workers is None or least == most)
         adaptation, cores = self.trainer.adaptation, self.trainer.cluster.preprocessing_cores
         # An arbiter decides by what the tuner measures.
-        if fixed and cores is None and not adaptation.schedule and self._leasing is None:
+        if fixed and cores is None and not adaptation.schedule and isinstance(self._sharing, Others):
             return None
         return Tuner(self.trainer.batch_size, adaptation, cores)
 
@@ -504,10 +505,10 @@ class Run:
             self._read(hub)
             if not stop_asked:
                 stopped_from_outside = self._steer(conductor, supervisor)
-                if self._leasing is None:
-                    self._follow_others(conductor.fleet, supervisor)
+                if isinstance(self._sharing, Others):
+                    self._follow_others(self._sharing, conductor.fleet, supervisor)
                 elif tuner is not None:
-                    self._follow_lease(self._leasing, conductor, tuner)
+                    self._follow_lease(self._sharing, conductor, tuner)
                 # In this order: a drained node that ends in between would look like a new node.
                 draining, alive = set(self.platform.leaving()), self.cluster.left(self.platform.nodes())
                 silent = self._silent(alive)
@@ -563,16 +564,16 @@ class Run:
         conductor.handle(*events)
         return stop
 
-    def _follow_others(self, fleet: Fleet, supervisor: Supervisor) -> None:
+    def _follow_others(self, others: Others, fleet: Fleet, supervisor: Supervisor) -> None:
         """Note what other programs hold now, where what this run itself holds is certain."""
         news = self.log.news
         workers = news.running and isinstance(fleet.phase, Steady) and supervisor.rests is None
-        if not (workers or supervisor.rests is not None) or news.cores != (fleet.cores, 0) or not self._others.certain:
+        if not (workers or supervisor.rests is not None) or news.cores != (fleet.cores, 0) or not others.certain:
             return
         in_use, groups = self.platform.in_use()
         ours = summed(groups, {node: {"CPU": cpus} for node, cpus in cores_of(fleet).items()})
-        if self._others.see(others_hold(in_use, ours, fleet, self.platform.nodes()), time.monotonic()):
-            self.cluster = dataclasses.replace(self.cluster, held=self._others.held)
+        if others.see(others_hold(in_use, ours, fleet, self.platform.nodes()), time.monotonic()):
+            self.cluster = dataclasses.replace(self.cluster, held=others.held)
             self.log.tell(OthersHold(held=self.cluster.held_of_all()))
 
     def _follow_lease(self, leasing: Leasing, conductor: Conductor, tuner: Tuner) -> None:
@@ -623,8 +624,8 @@ class Run:
 
     def _read(self, hub: HubClient) -> None:
         self.log.take(hub.read(self.log.news.cursor))
-        if any(isinstance(event, CoresShared) for event in self.log.news.events):
-            self._others.certain = False
+        if any(isinstance(event, CoresShared) for event in self.log.news.events) and isinstance(self._sharing, Others):
+            self._sharing.certain = False
 
     def _lost(self, what: str) -> NoReturn:
         """End the run: Ray has ended."""

@@ -235,7 +235,8 @@ class Trainer:
         if chosen and not (arbiter or self.cluster.arbiter):
             name, value = next(iter(chosen.items()))
             raise ConfigError(
-                f"{argument(name, value)} matters only with an arbiter: add --arbiter (Cluster(arbiter=True)), or drop it."
+                f"{argument(name, value)} matters only with an arbiter: add {argument('arbiter', True, python='Cluster(arbiter=True)')}, "
+                "or drop it."
             )
         changed = copy.copy(self)
         changed.cluster = dataclasses.replace(self.cluster, arbiter=arbiter or self.cluster.arbiter, **chosen)

@@ -15,7 +15,7 @@ from typing import Any
 import ray
 
 from offload.arbiter.values import Lease, Report
-from offload.errors import ConfigError, RunError
+from offload.errors import ConfigError, RunError, argument
 from offload.train.cluster.holdings import ARBITER, NAMESPACE
 from offload.train.cluster.ray_processes import no_new_ray
 
@@ -43,7 +43,7 @@ class RayTenancy:
         except ValueError:
             raise ConfigError(
                 "the run asks for an arbiter, and none runs on this Ray cluster: start one with offload arbiter start, or drop "
-                "--arbiter (Cluster(arbiter=True))."
+                f"{argument('arbiter', True, python='Cluster(arbiter=True)')}."
             ) from None
 
     @property

@@ -149,7 +149,7 @@ class ThisMachine:
     def open_tenancy(self) -> NoReturn:
         raise ConfigError(
             "an arbiter shares a Ray cluster, and this run uses this machine alone: name a cluster with "
-            f"{argument('address', 'HOST:PORT')}, or drop --arbiter (Cluster(arbiter=True))."
+            f"{argument('address', 'HOST:PORT')}, or drop {argument('arbiter', True, python='Cluster(arbiter=True)')}."
         )
 
     def start_hub(
