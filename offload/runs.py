@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from offload.errors import ConfigError, argument
+from offload.errors import ConfigError
 from offload.model.checks import check_count, check_text
 from offload.train.steering.messages import Command, RunState
 
@@ -106,23 +106,7 @@ _DONE = {"pause": "paused", "resume": "resumed", "stop": "stopped", "resize": "r
 @contextmanager
 def _cluster(address: str | None) -> Iterator[None]:
     """A connection to the cluster."""
-    from offload.train.cluster.connection import check_address, connected  # it imports Ray
+    from offload.train.cluster.running import connected_to_running  # it imports Ray
 
-    cluster = check_address(address) or _cluster_here()
-    if cluster == "local":  # would start a new cluster
-        raise ConfigError(
-            f"runs are listed on a Ray cluster that runs already, found {argument('address', 'local')}: pass its HOST:PORT."
-        )
-    with connected(cluster, runs=False):
+    with connected_to_running(address, "runs are listed"):
         yield
-
-
-def _cluster_here() -> str | None:
-    from offload.train.cluster.connection import check_address
-
-    try:
-        return check_address("auto")
-    except ConfigError:
-        raise ConfigError(
-            f"no Ray cluster runs on this machine, and none is named: pass {argument('address', 'HOST:PORT')} of one, or set RAY_ADDRESS."
-        ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import shutil
@@ -15,6 +16,7 @@ import hypothesis
 import pytest
 
 from tests.helpers import RAY_STARTS_NOTHING_AHEAD, write_jpegs
+from tests.shares import rank
 
 pytest_plugins = ["tests.cpu_report"]
 
@@ -46,40 +48,24 @@ hypothesis.settings.register_profile("ci", deadline=None, max_examples=50, deran
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") == "true" else "offload")
 
 
-# Files whose tests take long, the longest first: several processes share out their tests one by one, before all others. The tests
-# of any other file stay in one process, with what their module sets up.
-LONGEST = (
-    "train/driver/test_training_on_hosts.py",
-    "launch/ray/test_cli.py",
-    "launch/sagemaker/test_jobs.py",
-    "train/driver/test_nodes.py",
-    "train/cluster/test_notices.py",
-    "test_examples.py",
-    "probe/test_probe.py",
-    "train/driver/test_elastic.py",
-    "train/test_training.py",
-    "cli/test_cli.py",
-    "cli/test_endings.py",
-    "train/checkpoints/test_storage.py",
-    "train/driver/test_shared_cluster.py",
-    "test_code_blocks.py",
-    "test_site.py",
-    "test_notebook.py",
-)
-SHARE_A_SETUP = ("launch/ray/test_cli.py", "test_examples.py", "test_site.py")
-
-
-def _file_of(nodeid: str) -> str:
-    return nodeid.partition("::")[0].removeprefix("tests/")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    ranks = {name: rank for rank, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: ranks.get(_file_of(item.nodeid), len(LONGEST)))
+    items.sort(key=lambda item: rank(item.nodeid))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Let collections of garbage pass by what the tests import: they find nothing there, and in this process's forks they would copy it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries look at the end for what nobody has collected
     if TEMPORARY is not None:
         shutil.rmtree(TEMPORARY, ignore_errors=True)
 
@@ -87,15 +73,14 @@ def pytest_unconfigure() -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Of pytest-xdist: how processes share out the tests."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class OneByOneOrByFile(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = _file_of(nodeid)
-            return nodeid if file in LONGEST and file not in SHARE_A_SETUP else file
+    from tests.shares import OneByOneOrByFile
 
     config.option.loadscopereorder = False
     return OneByOneOrByFile(config, log)
+
+
+class Keeper:
+    """A process that does nothing."""
 
 
 @pytest.fixture(scope="session")
@@ -103,14 +88,19 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One Ray for all tests that train: four logical CPUs, token authentication, a folder of its own."""
     import ray
 
-    from offload import machine
+    from offload import machine, preload
     from offload.train.cluster import connection as cluster
 
     before = machine.usable_cores
     machine.usable_cores = lambda: LOGICAL_CPUS
     try:
         cluster._start_local()
+        # The server that imports ahead ends half a minute after its last process, and the next test would wait for another one,
+        # which costs as much as several runs: this process stays.
+        environment = preload.runtime_env({}, also=preload.TRAINING)
+        keeper: Any = ray.remote(Keeper).options(num_cpus=0, runtime_env=environment).remote()
         yield
+        del keeper
     finally:
         machine.usable_cores = before
         ray.shutdown()

@@ -181,7 +181,7 @@ print(*lines, sep="\\n")
 @pytest.mark.ray
 def test_prometheus_finds_the_rates_on_the_ray_that_a_run_starts_and_only_from_this_machine(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", EXPORTED, str(tmp_path / "vit")], cwd=ROOT, capture_output=True, text=True, timeout=600
+        [sys.executable, "-c", EXPORTED, str(tmp_path / "vit")], cwd=ROOT, capture_output=True, text=True, timeout=800
     )
     assert done.returncode == 0, done.stderr
     listens, *lines = done.stdout.splitlines()

@@ -29,6 +29,7 @@ PUBLIC = [
     "RunError",
     "Trainer",
     "__version__",
+    "arbiter",
     "cached",
     "collate",
     "from_ray",

@@ -72,7 +72,7 @@ def test_a_connection_ends_with_the_process_that_has_it() -> None:
         os.read(read, 1)
         os._exit(0)
     ours.close()
-    readable, _, _ = select.select([its], [], [], 60)
+    readable, _, _ = select.select([its], [], [], 800)
     assert readable
     assert its.recv(1) == b""
     os.close(write)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 
 # From the top down: a layer imports those below it. What has no layer of its own here is a test's mistake.
 LAYERS = [
-    {"offload.__main__", "offload.cli", "offload.demo_data", "offload.notebook", "offload.runs"},
+    {"offload.__main__", "offload.arbiter", "offload.cli", "offload.demo_data", "offload.notebook", "offload.runs"},
     {"offload.launch"},
     {"offload.probe"},
     {"offload.loader", "offload.collate", "offload.callbacks"},
@@ -28,7 +28,7 @@ LAYERS = [
     {"offload.train.worker.saving"},
     {"offload.train.worker.data"},
     {"offload.train.worker.links"},
-    {"offload.train.hub", "offload.train.steering"},
+    {"offload.train.hub", "offload.train.steering", "offload.arbiter.ray_arbiter", "offload.arbiter.registry"},
     {"offload.train.messages"},
     {"offload.train.group"},
     {"offload.train.checkpoints", "offload.train.cluster"},
@@ -46,7 +46,16 @@ LAYERS = [
     {"offload.pipeline.program"},
     {"offload.pipeline.cache", "offload.pipeline.order", "offload.pipeline"},
     {"offload.adapt"},
-    {"offload.arbiter"},  # among many runs, of which it sees only what they report
+    # Among many runs, of which it sees only what they report.
+    {
+        "offload.arbiter.arbiter",
+        "offload.arbiter.handover",
+        "offload.arbiter.ledger",
+        "offload.arbiter.page",
+        "offload.arbiter.status",
+        "offload.arbiter.text",
+        "offload.arbiter.values",
+    },
     {"offload.report"},  # on plain data: it reads files, not objects of the layers that write them
     {"offload.measure", "offload.prices"},
     {"offload.model"},

@@ -325,5 +325,5 @@ assert len(read(shards.remote_loc + shards.remote_shards)) == shards.ELSEWHERE_S
 assert set(read(shards.local_data, select_files=lambda name: name.endswith("cls"))[0]) == {"__key__", "__url__", "cls"}
 """
     subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=600
+        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=800
     )

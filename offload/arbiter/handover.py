@@ -12,12 +12,10 @@ from dataclasses import dataclass
 
 from offload.arbiter.values import same
 from offload.model.allocation.values import Holding, Job
+from offload.model.others import Amounts
 from offload.model.placement import NodeResources, WorkerResources
 
 ROUNDING = 1e-6  # sums of fractions of a CPU
-
-Amounts = Mapping[str, Mapping[str, float]]
-"""Amounts of resources by the names of node and resource."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +52,11 @@ def hand_over(claims: Mapping[str, Claim], nodes: Sequence[NodeResources], other
     first = sorted(claims, key=lambda name: (-claims[name].job.priority, -claims[name].job.age_s, name))
     for name in first:
         allowed[name] = _extended(claims[name], allowed[name], room)
-    waiting = [name for name in first if allowed[name].worker_count and not _has_its_workers(claims[name], allowed)]
+    waiting = [
+        name
+        for name in first
+        if allowed[name].worker_count and claims[name].job.preemptible and not _has_its_workers(claims[name], allowed)
+    ]
     quiet = all(claim.settled and same(allowed[name], claim.allowed) for name, claim in claims.items())
     if waiting and quiet:
         # They wait for each other in a circle. All of them are about to restart, so the last lets go of everything before.

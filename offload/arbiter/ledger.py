@@ -1,6 +1,6 @@
 """The ledger: who may hold what, as runs report, leave and fall silent, and as the cluster changes. A pure state machine.
 
-``step(ledger, event)`` returns the next ledger and the leases whose holding changed. A run whose holding stays is not disturbed::
+``step(ledger, *events)`` returns the next ledger and the leases whose holding changed. A run whose holding stays is not disturbed::
 
     report ──► known run: note what it holds ──────────────► hand over ──► changed leases
                unknown run: adopt what it holds ─► decide ──►    ▲
@@ -20,10 +20,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from offload.arbiter.handover import Amounts, Claim, Room, amounts, hand_over, most
+from offload.arbiter.handover import Claim, Room, amounts, hand_over, most
 from offload.arbiter.values import LEASE_S, REPORT_S, Lease, Report, same
 from offload.model.allocation.allocate import allocate
 from offload.model.allocation.values import Allotment, Holding, Job, Rules
+from offload.model.others import Amounts, summed
 from offload.model.placement import NodeResources, beside
 
 ROUND_S = 60.0
@@ -125,17 +126,22 @@ class Ledger:
         return all(tenant.settled for tenant in self.tenants.values())
 
 
-def step(ledger: Ledger, event: Event) -> tuple[Ledger, dict[str, Lease]]:
-    """Return the ledger after an event, and the leases of new runs and of runs that may hold something else, by the names of their runs.
+def step(ledger: Ledger, *events: Event) -> tuple[Ledger, dict[str, Lease]]:
+    """Return the ledger after these events, and the leases of new runs and of those that may hold something else, by the names of runs.
 
-    Events come in the order of their times. The answer to a report is the run's lease in the new ledger, changed or not.
+    Events come in the order of their times. Those of one step share one decision. The answer to a report is the run's lease in the new
+    ledger, changed or not.
     """
-    after, urgent = _noted(_without_expired(ledger, event.at), event)
-    urgent = urgent or set(after.tenants) != set(ledger.tenants)
-    if after.nodes and event.at >= after.recovered_at:
-        if urgent or event.at >= _next_round(after):
-            after = _decided(after, event.at)
-        after = _handed_over(after, event.at)
+    after, urgent = ledger, False
+    for event in events:
+        known = set(after.tenants)
+        after, calls = _noted(_without_expired(after, event.at), event)
+        urgent |= calls or set(after.tenants) != known
+    at = max(event.at for event in events)
+    if after.nodes and at >= after.recovered_at:
+        if urgent or at >= _next_round(after):
+            after = _decided(after, at)
+        after = _handed_over(after, at)
     changed = {
         name: tenant.lease
         for name, tenant in after.tenants.items()
@@ -216,13 +222,7 @@ def _updated(tenant: Tenant, report: Report, at: float) -> Tenant:
 
 
 def _held_by_others(ledger: Ledger) -> dict[str, dict[str, float]]:
-    held: dict[str, dict[str, float]] = {}
-    for part in (ledger.others, *ledger.silent.values()):
-        for node, of_node in part.items():
-            mine = held.setdefault(node, {})
-            for name, value in of_node.items():
-                mine[name] = mine.get(name, 0.0) + value
-    return held
+    return summed(ledger.others, *ledger.silent.values())
 
 
 def _decided(ledger: Ledger, at: float) -> Ledger:

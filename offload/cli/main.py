@@ -31,6 +31,7 @@ from offload.process.interrupts import (
 from offload.versions import check_versions
 
 COMMANDS = (
+    "arbiter",
     "doctor",
     "launch",
     "plan",
@@ -160,6 +161,11 @@ def _run_options(command: Any) -> Any:
 @click.option("--max-workers", type=int, metavar="N", help="The most workers, instead of the script's setting.")
 @click.option("--cpus-per-worker", type=float, metavar="N", help="CPUs that each worker reserves.")
 @click.option("--gpus-per-worker", type=float, metavar="N", help="GPUs that each worker reserves.")
+@click.option(
+    "--arbiter", is_flag=True, help="Let the cluster's arbiter choose workers and cores (see offload arbiter --help)."
+)
+@click.option("--weight", type=float, metavar="W", help="With --arbiter: the run's share beside others. Default: 1.")
+@click.option("--priority", type=int, metavar="P", help="With --arbiter: higher ones go first. Default: 0.")
 @click.option("--watch", is_flag=True, help="A full-screen view instead of the live line.")
 @_run_options
 def run(
@@ -168,6 +174,9 @@ def run(
     max_workers: int | None,
     cpus_per_worker: float | None,
     gpus_per_worker: float | None,
+    arbiter: bool,
+    weight: float | None,
+    priority: int | None,
     watch: bool,
     run_dir: str | None,
     overwrite: bool,
@@ -197,6 +206,7 @@ def run(
         check_script(script)
         address = check_address(address)
         trainer = build_trainer(script, args, address).with_workers(**numbers)  # type: ignore[arg-type]
+        trainer = trainer.with_sharing(arbiter=arbiter, weight=weight, priority=priority)
         where: str | Path = Path("runs") / script.stem if run_dir is None else run_dir
         _fit(trainer, where, overwrite, address, storage_path, quiet, emit, watch=watch)
 

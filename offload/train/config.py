@@ -175,6 +175,9 @@ class Adaptation:
         return sum(at <= (progress if self.by_progress else epoch) for at in self.schedule or {})
 
 
+MOST_PRIORITY = 1_000_000
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
     """The capacity that a run may request from its cluster, and its use of the nodes.
@@ -190,6 +193,11 @@ class Cluster:
             most of them, and nodes with other GPUs preprocess.
         usd_per_hour: prices of instance types, instead of the catalog's. Nodes carry their type in the label ``instance-type`` (``ray
             start --labels instance-type=ml.g5.xlarge``).
+        arbiter: whether the arbiter of the cluster (``offload arbiter start``) chooses the run's workers and cores, together with those
+            of all other runs.
+        weight: the run's share beside others: two runs with weights 2 and 1 share in about this ratio. Only with an arbiter.
+        priority: runs of higher priority have their least workers before others have any. Only with an arbiter.
+        preemptible: whether the arbiter may take workers from the run once it has them. Only with an arbiter.
 
     Raises:
         ConfigError: for invalid values.
@@ -200,10 +208,20 @@ class Cluster:
     nodes_deadline_s: float = 900.0
     mixed_gpus: bool = False
     usd_per_hour: Mapping[str, float] | None = None
+    arbiter: bool = False
+    weight: float = 1.0
+    priority: int = 0
+    preemptible: bool = True
 
     def __post_init__(self) -> None:
         _set(
             self,
+            priority=check_count(
+                "Cluster: priority", self.priority, least=-MOST_PRIORITY, most=MOST_PRIORITY, sane="such as 1"
+            ),
+            arbiter=check_flag("Cluster: arbiter", self.arbiter),
+            weight=check_number("Cluster: weight", self.weight, above=0.0, sane="a share, such as 2"),
+            preemptible=check_flag("Cluster: preemptible", self.preemptible),
             nodes_deadline_s=check_number(
                 "Cluster: nodes_deadline_s", self.nodes_deadline_s, above=0.0, sane="seconds, such as 900"
             ),

@@ -87,7 +87,7 @@ def test_surplus_workers_are_released_in_few_restarts_that_cost_little_time(trut
 
 
 @pytest.mark.parametrize("input_samples_per_s", [150.0, 400.0, 1200.0, 1e6])
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (2, 3))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (1, 2, 3))])
 def test_a_tenth_of_noise_changes_the_workers_at_most_twice_in_20_minutes(
     input_samples_per_s: float, seed: int
 ) -> None:

@@ -76,7 +76,7 @@ def train(ctx):
             ctx.backward(loss)
             ctx.step()
             if ctx.config["slow_while"] and Path(ctx.config["slow_while"]).exists():
-                time.sleep(0.05)
+                time.sleep(0.5)  # an epoch of 400 steps does not end before the test has looked
         ctx.report(loss=loss)
 
 
@@ -533,6 +533,12 @@ def test_it_runs_as_a_module_too() -> None:
 
 RUN_OPTIONS = ["--storage-path", "--address", "--json", "--overwrite", "--quiet", "--run-dir"]
 OPTIONS: dict[str, list[str]] = {
+    "arbiter start": [
+        "--address", "--fairness", "--first-cores", "--growth", "--json", "--network-gbps", "--usd-per-core-hour", "--usd-per-gpu-hour",
+        "--usd-per-hour",
+    ],
+    "arbiter status": ["--address", "--json", "--page"],
+    "arbiter stop": ["--address", "--json"],
     "demo": [*RUN_OPTIONS, "--compare", "--data", "--epochs", "--images"],
     "doctor": ["--address", "--cache", "--json"],
     "plan": [
@@ -548,7 +554,10 @@ OPTIONS: dict[str, list[str]] = {
     "runs resume": ["--address", "--json", "--timeout-s", "name"],
     "runs stop": ["--address", "--json", "--timeout-s", "name"],
     "watch": ["--address", "--json", "--run", "run_dir"],
-    "run": [*RUN_OPTIONS, "--cpus-per-worker", "--gpus-per-worker", "--max-workers", "--watch", "args", "script"],
+    "run": [
+        *RUN_OPTIONS, "--arbiter", "--cpus-per-worker", "--gpus-per-worker", "--max-workers", "--priority", "--watch", "--weight", "args",
+        "script",
+    ],
     "launch ray": [
         "--address", "--cpus-per-worker", "--dry-run", "--env", "--gpus-per-worker", "--json", "--max-workers", "--name", "--no-wait",
         "--overwrite", "--requirements", "--run-dir", "--status", "--stop", "--storage-path", "--working-dir", "args", "script",
@@ -570,8 +579,8 @@ def test_names_of_commands_and_options_are_frozen() -> None:
 
     context = click.Context(main)
     commands: dict[str, Any] = {name: main.get_command(context, name) for name in main.list_commands(context)}
-    launch = commands.pop("launch")
-    commands |= {f"launch {name}": command for name, command in launch.commands.items()}
+    for group in ("arbiter", "launch"):
+        commands |= {f"{group} {name}": command for name, command in commands.pop(group).commands.items()}
     commands |= {f"runs {name}": command for name, command in commands["runs"].commands.items()}
     assert {name: names(command) for name, command in commands.items()} == {
         name: sorted(options) for name, options in OPTIONS.items()

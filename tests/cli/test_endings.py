@@ -23,7 +23,6 @@ from tests.helpers import MARK, eventually, marked, without_ray
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 DEADLINE_S = 800.0
-LEFT_S = 300.0  # after which no process of a run is left; how soon that is so: benchmarks/endings.py
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +78,7 @@ def test_a_start_that_is_interrupted_ends_in_one_way(tmp_path: Path, phase: str,
                 os.killpg(run.pid, number)  # as a terminal does: to the command and to what it started
             eventually(lambda: "stopping" in said.read_text() or run.poll() is not None, DEADLINE_S)
         assert run.wait(DEADLINE_S) == INTERRUPTED, said.read_text()
-        eventually(lambda: not marked(mark), LEFT_S)
+        eventually(lambda: not marked(mark))
     assert "Traceback" not in said.read_text()
     assert "ended at once" in said.read_text() or "interrupted" in said.read_text()
 
@@ -97,7 +96,7 @@ def test_nothing_is_left_of_a_driver_that_was_killed_while_processes_start(tmp_p
         eventually(lambda: starting() or run.poll() is not None, DEADLINE_S)
         assert run.poll() is None
         run.kill()
-        eventually(lambda: not marked(mark), LEFT_S)
+        eventually(lambda: not marked(mark))
 
 
 def test_a_run_whose_ray_ends_says_so_at_once_and_leaves_nothing(tmp_path: Path) -> None:
@@ -107,7 +106,7 @@ def test_a_run_whose_ray_ends_says_so_at_once_and_leaves_nothing(tmp_path: Path)
         (control,) = [process for process in marked(mark) if process.name() == "gcs_server"]
         control.kill()
         assert run.wait(DEADLINE_S) == 1, said.read_text()
-        eventually(lambda: not marked(mark), LEFT_S)
+        eventually(lambda: not marked(mark))
     lines = said.read_text().splitlines()
     assert "Traceback" not in said.read_text()
     assert lines[-1].startswith("offload: Ray's control process (gcs_server) on ")

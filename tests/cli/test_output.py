@@ -44,7 +44,7 @@ def test_a_command_that_is_interrupted_prints_a_document_too(tmp_path: Path) -> 
     script = tmp_path / "train.py"
     script.write_text(INTERRUPTS_ITSELF)
     command = [sys.executable, "-m", "offload", "run", str(script), "--run-dir", str(tmp_path / "run"), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800)
     assert done.returncode == 130
     assert json.loads(done.stdout) == {"schema": "offload.error/1", "error": "interrupted", "exit_code": 130}
     assert done.stderr.endswith("offload: ended at once; the same command resumes from the last checkpoint.\n")
@@ -65,7 +65,7 @@ with stdout_for_json(True) as emit:
 
 @pytest.mark.parametrize(("end", "printed"), [("exit", ""), ("click", ""), ("exit", "printed"), ("error", "printed")])
 def test_there_is_one_document_whatever_the_end(end: str, printed: str) -> None:
-    done = subprocess.run([sys.executable, "-c", ENDS, end, printed], capture_output=True, text=True, timeout=600)
+    done = subprocess.run([sys.executable, "-c", ENDS, end, printed], capture_output=True, text=True, timeout=800)
     assert done.returncode != 0
     document = json.loads(done.stdout)
     assert document.get("status", document.get("error")) == "interrupted"

@@ -18,7 +18,7 @@ from tests.report.runs import Writer, eventful, gpu_node, plain
 def numbers(*args: object) -> tuple[int, dict[str, Any]]:
     """The exit code and the document of --json, which takes a process of its own: it turns stdout aside for good."""
     command = [sys.executable, "-m", "offload", "report", *map(str, args), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800)
     return done.returncode, json.loads(done.stdout)
 
 

@@ -94,7 +94,7 @@ def test_a_run_that_has_ended_ends_the_view(tmp_path: Path) -> None:
 def test_one_document_of_the_present_state(tmp_path: Path) -> None:
     run = Writer(tmp_path / "vit")
     run.begin()
-    done = subprocess.run([*COMMAND, run.path, "--json"], capture_output=True, text=True, timeout=600)
+    done = subprocess.run([*COMMAND, run.path, "--json"], capture_output=True, text=True, timeout=800)
     document = json.loads(done.stdout)
     assert (done.returncode, document["schema"], document["status"]) == (0, "offload.watch/1", "unfinished")
 
@@ -113,7 +113,7 @@ watch.watch(["--address", "auto", "--json"])
 
 
 def test_a_run_on_a_cluster_that_has_just_ended_is_a_document_too() -> None:
-    done = subprocess.run([sys.executable, "-c", OVER], capture_output=True, text=True, timeout=600)
+    done = subprocess.run([sys.executable, "-c", OVER], capture_output=True, text=True, timeout=800)
     assert (done.returncode, done.stderr) == (0, "offload: the run 'vit' has ended\n")
     assert json.loads(done.stdout) == {"schema": "offload.error/1", "error": "the run 'vit' has ended", "exit_code": 0}
 
@@ -125,7 +125,7 @@ def test_ctrl_c_ends_the_view_alone(tmp_path: Path) -> None:
     assert process.stdout is not None
     assert process.stdout.readline().startswith("vit: unfinished")
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=600)
+    _, said = process.communicate(timeout=800)
     assert (process.returncode, said) == (130, "offload: the view has ended; the run goes on.\n")
 
 
@@ -156,7 +156,7 @@ def test_a_view_of_nothing_is_refused_in_a_sentence(arguments: list[str], says: 
 
 def test_a_cluster_that_is_not_there_is_named_with_its_remedy() -> None:
     """In a process of its own, which is not connected to a Ray."""
-    done = subprocess.run([*COMMAND, "--address", "127.0.0.1:1"], capture_output=True, text=True, timeout=600)
+    done = subprocess.run([*COMMAND, "--address", "127.0.0.1:1"], capture_output=True, text=True, timeout=800)
     assert done.returncode == 2
     assert done.stderr.startswith("offload: no Ray cluster can be reached at '127.0.0.1:1': Connection refused.")
 

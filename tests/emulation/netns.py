@@ -107,7 +107,7 @@ class HostProcess(subprocess.Popen[str]):
 
     def inner_pid(self) -> int | None:
         """The pid of the process itself as seen from outside the host, None once it has ended."""
-        until = time.monotonic() + 2.0  # the helper may not have forked yet
+        until = time.monotonic() + 60.0  # the helper may not have forked yet
         while self.poll() is None:
             for process in procfs.every():
                 if process.parent == self.pid:

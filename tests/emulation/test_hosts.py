@@ -119,7 +119,7 @@ def test_hosts_reach_each_other_by_name_and_their_owner(two: Hosts) -> None:
     ask = "import socket, sys; print(socket.create_connection((sys.argv[1], int(sys.argv[2])), 10).recv(99).decode())"
     answer = two["cpu-1"].run([_PYTHON, "-c", ask, "gpu-1", port], timeout=800, check=True)
     assert answer.stdout.strip() == two["cpu-1"].address
-    assert server.wait(300) == 0
+    assert server.wait(800) == 0
     server.stdout.close()
     with socket.create_server((two.gateway, 0)) as own:
         client = two["cpu-1"].popen([_PYTHON, "-c", ask, "gateway", str(own.getsockname()[1])])
@@ -127,7 +127,7 @@ def test_hosts_reach_each_other_by_name_and_their_owner(two: Hosts) -> None:
         connection, peer = own.accept()
         connection.close()
         assert peer[0] == two["cpu-1"].address
-        assert client.wait(300) == 0
+        assert client.wait(800) == 0
 
 
 def test_signals_and_exit_status_are_the_process_s_own(two: Hosts) -> None:
@@ -137,10 +137,10 @@ def test_signals_and_exit_status_are_the_process_s_own(two: Hosts) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.terminate()
-        assert process.wait(300) == 7
+        assert process.wait(800) == 7
     sleeper = two["cpu-1"].popen(["sleep", "1000"])
     sleeper.kill()
-    assert sleeper.wait(300) == -signal.SIGKILL
+    assert sleeper.wait(800) == -signal.SIGKILL
     assert two["cpu-1"].run(["sh", "-c", "exit 3"], timeout=800).returncode == 3
     with pytest.raises(HostsError, match=r"cpu-1.*ended with 3"):
         two["cpu-1"].run(["sh", "-c", "exit 3"], timeout=800, check=True)
@@ -158,10 +158,10 @@ def test_a_killed_host_is_gone_at_once_and_alone() -> None:
         eventually(lambda: len(hosts["a"].pids()) == 7)
         hosts["a"].kill()
         assert hosts["a"].pids() == []
-        assert [victim.wait(5) for victim in victims] == [-signal.SIGKILL] * 2
+        assert [victim.wait(800) for victim in victims] == [-signal.SIGKILL] * 2
         with pytest.raises(HostsError, match="host a is dead"):
-            hosts["a"].run(["true"], timeout=5)
-        assert hosts["b"].run(["true"], timeout=5).returncode == 0
+            hosts["a"].run(["true"], timeout=800)
+        assert hosts["b"].run(["true"], timeout=800).returncode == 0
 
 
 @pytest.mark.parametrize("method", ["cgroup", "proc"])
@@ -210,7 +210,7 @@ def test_a_quota_slows_a_host_down_or_says_why_it_cannot() -> None:
 def test_a_link_carries_no_more_than_it_should_in_either_direction() -> None:
     with Hosts({"slow": HostSpec(mbit_per_s=25.0), "fast": HostSpec()}) as hosts:
         limited, free = (
-            hosts[name].run(["tc", "qdisc", "show", "dev", "eth0"], timeout=60).stdout for name in ("slow", "fast")
+            hosts[name].run(["tc", "qdisc", "show", "dev", "eth0"], timeout=800).stdout for name in ("slow", "fast")
         )
         assert hosts._switch is not None
         switch = subprocess.run(
@@ -231,7 +231,7 @@ def test_two_runs_at_a_time_do_not_clash() -> None:
         assert one["same"].address != other["same"].address
         assert one.gateway != other.gateway
         for hosts in (one, other):
-            hosts["same"].run(["getent", "hosts", "gateway"], timeout=5, check=True)
+            hosts["same"].run(["getent", "hosts", "gateway"], timeout=800, check=True)
         lonely = "import socket, sys; socket.create_connection((sys.argv[1], 1), 0.3)"
         assert one["same"].run([_PYTHON, "-c", lonely, other["same"].address], timeout=800).returncode != 0
 
@@ -264,7 +264,7 @@ with Hosts({"a": HostSpec(), "b": HostSpec()}) as hosts:
         assert owner.stdout is not None
         run, namespace = owner.stdout.readline().split()
         owner.send_signal(sig)
-        owner.wait(300)
+        owner.wait(800)
     # The kernel ends the hosts with their owner: no next run is needed for that.
     eventually(lambda: in_pid_namespace(namespace) == [])
     with Hosts({"c": HostSpec()}):

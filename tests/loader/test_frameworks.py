@@ -28,8 +28,7 @@ PACKAGES = {
 }
 
 pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.usefixtures("ray_cluster"),
+    pytest.mark.usefixtures("loader_engine"),
     pytest.mark.filterwarnings("ignore"),  # the libraries' own
 ]
 

@@ -216,7 +216,7 @@ def test_the_ranks_of_a_job_share_one_ray_and_get_their_own_samples(tmp_path: Pa
 def test_batches_of_another_node_come_directly_and_in_any_case() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.programs.loader_on_two_nodes"],
-        capture_output=True, text=True, timeout=600, cwd=ROOT, check=False,
+        capture_output=True, text=True, timeout=800, cwd=ROOT, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout.splitlines()[-1])

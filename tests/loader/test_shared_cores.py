@@ -46,7 +46,7 @@ def test_a_task_of_the_loop_that_iterates_runs_although_the_loader_has_all_cores
     for step, batch in enumerate(offload.DataLoader(Numbers(), batch_size=8)):
         seen += len(batch)
         if step == 3:
-            assert ray.get([doubled.remote(i) for i in range(3)], timeout=600) == [0, 2, 4]
+            assert ray.get([doubled.remote(i) for i in range(3)], timeout=800) == [0, 2, 4]
     assert seen == N
 
 

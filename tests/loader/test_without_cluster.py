@@ -68,14 +68,14 @@ def marked(mark: str) -> list[psutil.Process]:
 
 def run(command: list[str], mark: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, env=without_ray(OFFLOAD_TEST=mark), capture_output=True, text=True, timeout=600, check=False
+        command, env=without_ray(OFFLOAD_TEST=mark), capture_output=True, text=True, timeout=800, check=False
     )
 
 
-@pytest.mark.parametrize("how", ["", "early"])
-def test_a_program_imports_no_ray_and_leaves_no_process(tmp_path: Path, how: str) -> None:
+def test_a_program_imports_no_ray_and_leaves_no_process(tmp_path: Path) -> None:
+    """It reads one loader to the end, and leaves another in the middle."""
     mark = uuid.uuid4().hex
-    done = run([sys.executable, written(tmp_path), how], mark)
+    done = run([sys.executable, written(tmp_path), "early"], mark)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[0])["ray"] is False
     assert done.stderr.count("of this machine") == 1  # which engine runs, and how to bring a cluster
@@ -139,7 +139,7 @@ def test_an_interrupted_program_ends_without_words_of_its_processes(tmp_path: Pa
     assert program.stdout is not None
     assert any(line.startswith("working") for line in program.stdout)
     os.killpg(program.pid, signal.SIGINT)
-    _, said = program.communicate(timeout=600)
+    _, said = program.communicate(timeout=800)
     assert said.count("Traceback") == 1, said
     assert "KeyboardInterrupt" in said
     eventually(lambda: not marked(mark))

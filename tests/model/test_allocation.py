@@ -106,7 +106,10 @@ def test_no_node_holds_more_than_it_has_and_every_promise_is_kept(world: Any, po
         mine = allotments[j.name]
         assert mine.reason
         if j.pinned:
-            assert mine.holding == j.present
+            assert all(mine.holding.workers.get(name, 0) >= n for name, n in j.present.workers.items())
+            assert mine.holding.core_count >= j.present.core_count
+            assert j.measured or mine.holding == j.present
+            assert mine.restarts == (not mine.holding.same_workers(j.present))
             continue
         count = mine.holding.worker_count
         assert count == 0 or max(j.workers[0], 1) <= count <= j.workers[1]
@@ -241,9 +244,51 @@ def test_a_job_of_higher_priority_has_its_least_before_others_have_any() -> None
 
 def test_what_is_not_preemptible_yields_to_no_priority() -> None:
     keeps = job("keeps", preemptible=False, present=Holding(kind="A", workers={"n0": 3}, cores={"n0": 2}))
-    shared = allocate([keeps, job("high", priority=9, workers=(2, 4))], [node("n0", 4)], Rules())
+    shared = allocate([keeps, job("high", priority=9, workers=(1, 4))], [node("n0", 4)], Rules())
     assert shared["keeps"].holding == keeps.present
-    assert shared["high"].holding == Holding()
+    assert shared["high"].holding.worker_count == 1
+
+
+def test_what_is_not_preemptible_takes_what_all_others_leave() -> None:
+    present = Holding(kind="A", workers={"n0": 3}, cores={"n0": 2})
+    keeps = job("keeps", preemptible=False, present=present, core_seconds_per_sample=0.01)
+    other = job("other", workers=(2, 2), present=Holding(kind="A", workers={"n1": 2}))
+    grown = allocate([keeps, other], [node("n0", 4), node("n1", 2)], Rules())["keeps"]
+    assert grown.holding.workers == {"n0": 4}
+    assert grown.holding.core_count > 2
+    assert grown.restarts
+    again = allocate([replace(keeps, present=grown.holding), other], [node("n0", 4), node("n1", 2)], Rules())
+    assert again["keeps"].holding == grown.holding
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    nodes=nodes_of(),
+    least=st.integers(1, 4),
+    measured=st.booleans(),
+    preemptible=st.booleans(),
+    cores=st.integers(0, 3),
+    cpus=st.sampled_from([0.5, 1.0]),
+)
+def test_a_newcomer_has_its_least_workers_on_a_free_cluster(
+    nodes: list[NodeResources], least: int, measured: bool, preemptible: bool, cores: int, cpus: float
+) -> None:
+    """Whether it may lose them later, and whether it holds cores already."""
+    kind = nodes[0].gpu_type
+    room = sum(int(min(n.gpus, n.cpus / cpus)) for n in nodes if n.gpu_type == kind)
+    new = job(
+        "new",
+        step_times={kind: SCALES} if measured and kind else {},
+        worker=WorkerResources(cpus=cpus, gpus=1.0),
+        workers=(least, 8),
+        cores=(1, 64),
+        core_seconds_per_sample=0.002,
+        preemptible=preemptible,
+        present=Holding(cores={nodes[0].name: cores} if cores else {}),
+    )
+    held = allocate([new], nodes, Rules())["new"].holding
+    if kind and room >= least and sum(n.cpus for n in nodes) >= round(least * cpus) + 1:
+        assert held.worker_count >= least
 
 
 def test_twice_the_weight_gets_more() -> None:
@@ -266,6 +311,14 @@ def test_a_job_without_measurements_gets_a_little_to_be_measured_with() -> None:
     shared = allocate([job("new", step_times={}, workers=(1, 8))], [node("n0", 4)], Rules(first_cores=3))
     assert (shared["new"].holding.worker_count, shared["new"].holding.core_count) == (1, 3)
     assert "measured" in shared["new"].reason
+
+
+def test_newcomers_share_the_few_cores_of_a_small_cluster() -> None:
+    new = [
+        job(f"new{i}", step_times={}, worker=WorkerResources(cpus=1.0), workers=(1, 2), cores=(1, 64)) for i in range(2)
+    ]
+    shared = allocate(new, [node("n0", 0, 4)], Rules(first_cores=2))
+    assert {(a.holding.worker_count, a.holding.core_count) for a in shared.values()} == {(1, 1)}
 
 
 def test_a_job_grows_to_at_most_twice_what_it_was_measured_with() -> None:

@@ -203,7 +203,7 @@ def test_ctrl_c_ends_what_waits_for_a_storage(mute: str, tmp_path: Path, what: s
             eventually(lambda: what in said.read_text() or run.poll() is not None, DEADLINE_S)
             time.sleep(aside.LOOK_S)  # to be within the client by then
             run.send_signal(signal.SIGINT)
-            run.wait(300)
+            run.wait(800)
         finally:
             run.kill()
     assert run.returncode == 130, said.read_text()

@@ -390,7 +390,7 @@ def test_a_sender_that_cannot_start_is_started_again_after_a_while(
 @pytest.mark.slow
 def test_real_senders_send_and_die_and_blocks_come_as_long_as_their_node_is_there() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.programs.direct_blocks"], capture_output=True, text=True, timeout=600, cwd=ROOT
+        [sys.executable, "-m", "tests.programs.direct_blocks"], capture_output=True, text=True, timeout=800, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout.splitlines()[-1])

@@ -80,7 +80,7 @@ def fine(ctx):
 def test_functions_and_classes_of_a_script_arrive_as_they_are() -> None:
     """The cases of the program: what a forked process would have kept, or an import by name would find."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.programs.travelling"], cwd=ROOT, stdout=subprocess.PIPE, timeout=600, check=True
+        [sys.executable, "-m", "tests.programs.travelling"], cwd=ROOT, stdout=subprocess.PIPE, timeout=800, check=True
     )
     assert json.loads(done.stdout) == {}
 

@@ -151,7 +151,7 @@ def test_a_pool_that_shares_its_cores_works_on_until_others_take_over() -> None:
             threading.Thread(target=self._warm, daemon=True).start()
 
         def _warm(self) -> None:
-            begin.wait(300)
+            begin.wait(800)
             self.value.set_result(None)
 
     class ByHand(Pool):
@@ -183,7 +183,7 @@ def test_a_pool_that_shares_its_cores_works_on_until_others_take_over() -> None:
     assert not killed
     for each in first:
         each.set_result(Cost(rows=1, size_bytes=1, cpu_s=1.0, wall_s=1.0))
-    assert shared.wait(300)
+    assert shared.wait(800)
     assert {id(each) for each in killed} == {id(core) for _, core in started[:2]}
-    assert pool.share().wait(300), "again: nothing to do"
+    assert pool.share().wait(800), "again: nothing to do"
     assert len(started) == 4

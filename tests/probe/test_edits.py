@@ -177,6 +177,6 @@ def test_the_diff_is_one_that_git_applies(tmp_path: Path, end: str) -> None:
     text = f"from torchvision.transforms import v2\r\n\x0c\r\na = 1\r\n\r\nx = v2.GaussianBlur(3){end}"
     (tmp_path / "train.py").write_bytes(text.encode())
     diff = unified_diff(text, edited(text), "train.py")
-    subprocess.run(["git", "apply", "-"], input=diff.encode(), cwd=tmp_path, check=True, timeout=60)
+    subprocess.run(["git", "apply", "-"], input=diff.encode(), cwd=tmp_path, check=True, timeout=800)
     assert (tmp_path / "train.py").read_bytes().decode() == edited(text)
     assert unified_diff(text, text, "train.py") == ""

@@ -2,8 +2,14 @@
 
     python on_one_machine.py FOLDER FAULT [ADDRESS]
 
-It writes a line for each batch to FOLDER/batches: the epoch and the samples. FAULT: ``none``, ``kill-worker``, ``kill-preprocessing``,
-``raise``, ``wait`` (the worker then makes FOLDER/waits, and waits for FOLDER/go), or ``resize``: two workers train, then one, then two.
+It writes a line for each batch to FOLDER/batches: the epoch and the samples. FAULT:
+
+* ``none``
+* ``kill``: a preprocessing process dies in the first epoch, and the worker in the second.
+* ``raise``: the function raises in the first epoch, and in the next run in the second.
+* ``wait``: in each epoch N, the worker makes FOLDER/waits-N, and waits for FOLDER/go-N.
+* ``resize``: two workers train, then one, then two.
+
 It prints the exit of the run and a checksum of the model.
 """
 
@@ -25,12 +31,12 @@ ADDRESS = sys.argv[3] if len(sys.argv) > 3 else None
 SAMPLES, EPOCHS = 96, 3
 
 
-def once(fault: str) -> bool:
-    """Whether this fault is asked for, and has not happened."""
+def once(fault: str, event: str) -> bool:
+    """Whether this fault is asked for, and this event of it has not happened."""
     if fault != FAULT:
         return False
     try:
-        (FOLDER / fault).touch(exist_ok=False)
+        (FOLDER / event).touch(exist_ok=False)
     except FileExistsError:
         return False
     return True
@@ -44,7 +50,7 @@ class Data(torch.utils.data.Dataset):
         return SAMPLES
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        if index == SAMPLES // 2 and once("kill-preprocessing"):
+        if index == SAMPLES // 2 and once("kill", "preprocessing-killed"):
             os.kill(os.getpid(), signal.SIGKILL)
         return torch.randn(8, generator=torch.Generator().manual_seed(index)), index
 
@@ -55,14 +61,14 @@ def train(ctx: offload.Context) -> None:
     model, optimizer = ctx.prepare(model, optimizer)
     for epoch in ctx.epochs(EPOCHS):
         for number, (values, indices) in enumerate(ctx.batches("train", "image", "label")):
-            if (epoch, number) == (1, 2):
-                if once("kill-worker"):
+            if number == 2:
+                if epoch == 1 and once("kill", "worker-killed"):
                     os.kill(os.getpid(), signal.SIGKILL)
-                if once("raise"):
+                if epoch < 2 and once("raise", f"raised-{epoch}"):
                     raise ValueError("a mistake in the loop")
-                if once("wait"):
-                    (FOLDER / "waits").touch()
-                    while not (FOLDER / "go").exists():
+                if FAULT == "wait":
+                    (FOLDER / f"waits-{epoch}").touch()
+                    while not (FOLDER / f"go-{epoch}").exists():
                         time.sleep(0.01)
             with (FOLDER / "batches").open("a") as file:
                 file.write(f"{epoch} {' '.join(map(str, indices.tolist()))}\n")

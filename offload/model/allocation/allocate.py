@@ -14,7 +14,7 @@ import numpy as np
 
 from offload.errors import ConfigError
 from offload.formatting import count as amount
-from offload.model.allocation.choices import Choices, Cluster, choices_of, goodput_model, restart_factor
+from offload.model.allocation.choices import Choices, Cluster, choices_of, goodput_at, restart_factor
 from offload.model.allocation.counts import ROUNDING, Counted, Programme, choose, cost_of
 from offload.model.allocation.placing import Wanted, place, spreads
 from offload.model.allocation.values import Allotment, Holding, Job, Rules, check_names
@@ -33,7 +33,8 @@ class Decision:
 def allocate(jobs: Sequence[Job], nodes: Sequence[NodeResources], rules: Rules) -> dict[str, Allotment]:
     """What each job is to hold, by its name.
 
-    The capacity of no node is exceeded. Jobs that are not preemptible keep what they hold. Equal arguments give equal results.
+    The capacity of no node is exceeded. Jobs that are not preemptible keep their workers where they are, and no fewer cores.
+    Equal arguments give equal results.
 
     Raises ConfigError if two jobs or two nodes have the same name, or if a job that keeps what it holds, holds more than there is.
     """
@@ -46,7 +47,7 @@ def decide(jobs: Sequence[Job], nodes: Sequence[NodeResources], rules: Rules) ->
     check_names([node.name for node in nodes], "nodes")
     names = {node.name for node in nodes}
     pinned = [job for job in jobs if job.pinned]
-    free = _without(nodes, pinned)
+    free = _without(nodes, pinned, {job.name: job.present for job in pinned})
     sharing = [_on_these_nodes(job, names) for job in jobs if not job.pinned]
     # Sorted, so that the order in which jobs are listed does not matter.
     sharing.sort(key=lambda job: job.name)
@@ -74,9 +75,15 @@ def decide(jobs: Sequence[Job], nodes: Sequence[NodeResources], rules: Rules) ->
         )
         if all(stayed[w.job.name].workers for w in wanted):
             placed = min(stayed, placed, key=price)
-    allotments = {job.name: _kept(job) for job in pinned}
-    for job, table, c in zip(sharing, tables, chosen, strict=True):
-        allotments[job.name] = _explained(job, table, c, placed.get(job.name, Holding()), tables)
+    allotments = {
+        job.name: _explained(job, table, c, placed.get(job.name, Holding()), tables)
+        for job, table, c in zip(sharing, tables, chosen, strict=True)
+    }
+    holdings = {job.name: job.present for job in pinned} | placed
+    for job in sorted(pinned, key=lambda job: (-job.priority, -job.age_s, job.name)):
+        beside_it = _without(nodes, [other for other in jobs if other.name in holdings and other is not job], holdings)
+        allotments[job.name] = _kept(job, beside_it, rules)
+        holdings[job.name] = allotments[job.name].holding
     return Decision({job.name: allotments[job.name] for job in jobs}, counted.cost, counted.bound)
 
 
@@ -90,7 +97,7 @@ def _wanted(
             workers=int(table.workers[c]),
             cores=mine,
             stands=bool(table.stands[c]),
-            goodput=partial(_goodput_at, job, table.kinds[c], mine),
+            goodput=partial(goodput_at, job, table.kinds[c], mine),
         )
         for job, table, c, mine in zip(jobs, tables, chosen, cores, strict=True)
         if table.workers[c] > 0
@@ -140,16 +147,18 @@ def _with_spare_cores(tables: Sequence[Choices], chosen: Sequence[int], cpus: fl
     return cores
 
 
-def _without(nodes: Sequence[NodeResources], pinned: Sequence[Job]) -> tuple[NodeResources, ...]:
-    """The nodes without what pinned jobs hold."""
+def _without(
+    nodes: Sequence[NodeResources], jobs: Sequence[Job], holdings: Mapping[str, Holding]
+) -> tuple[NodeResources, ...]:
+    """The nodes without what these jobs hold. Raises ConfigError if they hold more than there is."""
     held: dict[str, dict[str, float]] = {node.name: {} for node in nodes}
-    for job in pinned:
-        for name, count in job.present.workers.items():
+    for job in jobs:
+        for name, count in holdings[job.name].workers.items():
             if name in held:
                 amounts = {"CPU": job.worker.cpus, "GPU": job.worker.gpus, **job.worker.others}
                 for resource, reserved in amounts.items():
                     held[name][resource] = held[name].get(resource, 0.0) + count * reserved
-        for name, count in job.present.cores.items():
+        for name, count in holdings[job.name].cores.items():
             if name in held:
                 held[name]["CPU"] = held[name].get("CPU", 0.0) + count
     for node in nodes:
@@ -216,17 +225,6 @@ def _only(table: Choices, places: list[int]) -> Choices:
     )
 
 
-def _goodput_at(job: Job, kind: str | None, cores: int, workers: int, nodes: int) -> float:
-    """The predicted goodput of so many workers on so many nodes; their number for a job without measurements."""
-    if not job.measured or kind is None:
-        return float(workers)
-    rate = cores / job.core_seconds_per_sample if job.core_seconds_per_sample else np.inf
-    value, _ = goodput_model(job, kind).best_at_rates(
-        [nodes], [workers], [[rate]], job.max_batch_size if job.noise else None, job.local_sizes(kind)
-    )
-    return float(value[0, 0])
-
-
 def _cost(jobs: Sequence[Job], tables: Sequence[Choices], rules: Rules, placed: Mapping[str, Holding]) -> float:
     """The cost of what is really placed: some jobs span more nodes than counted, others moved."""
     total = 0.0
@@ -234,7 +232,7 @@ def _cost(jobs: Sequence[Job], tables: Sequence[Choices], rules: Rules, placed: 
         held = placed.get(job.name, Holding())
         worth = 0.0
         if held.worker_count:
-            goodput = _goodput_at(job, held.kind, held.core_count, held.worker_count, len(held.workers))
+            goodput = goodput_at(job, held.kind, held.core_count, held.worker_count, len(held.workers))
             worth = goodput / table.fair_goodput if table.fair_goodput else goodput / max(job.workers[0], 1)
             if job.present.workers and not held.same_workers(job.present):
                 worth *= float(restart_factor(job, np.array([goodput]))[0])
@@ -242,9 +240,24 @@ def _cost(jobs: Sequence[Job], tables: Sequence[Choices], rules: Rules, placed: 
     return total
 
 
-def _kept(job: Job) -> Allotment:
+def _kept(job: Job, nodes: Sequence[NodeResources], rules: Rules) -> Allotment:
+    """What a job holds that is not preemptible, and what it can use of what all others leave of the ``nodes``."""
+    now = job.present
+    if job.measured and rules.usd_per_hour is None:
+        alone = allocate([replace(job, preemptible=True)], nodes, rules)[job.name].holding
+        workers = all(alone.workers.get(name, 0) >= count for name, count in now.workers.items())
+        if workers and alone.core_count >= now.core_count and alone != now:
+            more = f"{amount(alone.worker_count - now.worker_count, 'worker')} and "
+            more += amount(alone.core_count - now.core_count, "core")
+            return Allotment(
+                holding=alone,
+                goodput=goodput_at(job, alone.kind, alone.core_count, alone.worker_count, len(alone.workers)),
+                speedup=None,
+                restarts=not alone.same_workers(now),
+                reason=f"keeps its workers, since it is not preemptible, and takes {more} more that others leave",
+            )
     return Allotment(
-        holding=job.present,
+        holding=now,
         goodput=None,
         speedup=None,
         restarts=False,
@@ -257,7 +270,7 @@ def _explained(job: Job, table: Choices, chosen: int, held: Holding, tables: Seq
     restarts = bool(now) and bool(before) and not held.same_workers(job.present)
     goodput = speedup = None
     if job.measured and now:
-        goodput = _goodput_at(job, held.kind, held.core_count, now, len(held.workers))
+        goodput = goodput_at(job, held.kind, held.core_count, now, len(held.workers))
         speedup = goodput / table.fair_goodput if table.fair_goodput else None
     elif job.measured:
         goodput, speedup = 0.0, 0.0

@@ -124,7 +124,7 @@ def choices_of(job: Job, cluster: Cluster, rules: Rules) -> Choices:
     """All choices of one job that its bounds and the cluster allow, without those that another one beats in everything."""
     rooms = cluster.room(job)
     if not job.measured:
-        return _first_choices(job, rooms, rules)
+        return _first_choices(job, cluster, rooms, rules)
     fair = _fair_goodput(job, cluster, rooms, rules)
     rows: list[tuple[str | None, Floats]] = []
     for kind in sorted(rooms):
@@ -140,8 +140,10 @@ def _priced(job: Job, kinds: tuple[str | None, ...], table: Floats, fair: float,
     """Choices from rows of ``COLUMNS``, with nothing before them."""
     whole = np.concatenate([np.zeros((1, len(COLUMNS))), table])
     workers, nodes, cores, goodput, stands, enough = whole.T
-    with np.errstate(invalid="ignore"):
-        worth = np.where(np.isnan(goodput), workers / max(job.workers[0], 1), goodput / max(fair, 1e-300))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        # Before it is measured, as if cores were its limit: several newcomers then share the few that there are.
+        first = workers / max(job.workers[0], 1) * np.where(enough > 0, cores / enough, 1.0)
+        worth = np.where(np.isnan(goodput), first, goodput / max(fair, 1e-300))
     restarts = (stands == 0) & (workers > 0) & bool(job.present.workers)
     worth = np.where(restarts, worth * restart_factor(job, goodput), worth)
     gpus = workers * job.worker.gpus
@@ -170,18 +172,21 @@ def restart_factor(job: Job, goodput: Floats) -> Floats:
     return factor
 
 
-def _first_choices(job: Job, rooms: dict[str, tuple[int, int]], rules: Rules) -> Choices:
-    """What a job without measurements may hold: its least workers, to be measured with; or what it has."""
+def _first_choices(job: Job, cluster: Cluster, rooms: dict[str, tuple[int, int]], rules: Rules) -> Choices:
+    """What a job without measurements may hold: its least workers, to be measured with, and up to ``Rules.first_cores`` for each."""
     least = max(job.workers[0], 1)
-    cores = float(np.clip(rules.first_cores * least, *job.cores))
+    # No more than a small cluster has, where it would otherwise wait for cores that do not exist.
+    beside = int(cluster.cpus - round(least * job.worker.cpus))
+    enough = int(np.clip(min(rules.first_cores * least, max(beside, 1)), *job.cores))
     rows, kinds = [], []
     for kind in sorted(rooms):
         widest, total = rooms[kind]
         stands = job.present.kind == kind and job.present.worker_count == least
         if least <= min(total, job.workers[1]):
-            rows.append((least, math.ceil(least / widest), cores, math.nan, float(stands), cores))
-            kinds.append(kind)
-    return _priced(job, tuple(kinds), np.array(rows).reshape(-1, len(COLUMNS)), 0.0, rules)
+            for cores in range(min(max(job.cores[0], 1), enough), enough + 1):
+                rows.append((least, math.ceil(least / widest), cores, math.nan, float(stands), enough))
+                kinds.append(kind)
+    return _priced(job, tuple(kinds), np.array(rows, dtype=float).reshape(-1, len(COLUMNS)), 0.0, rules)
 
 
 def _table(job: Job, kind: str, room: tuple[int, int], cluster: Cluster, rules: Rules) -> Floats:
@@ -222,6 +227,17 @@ def goodput_model(job: Job, kind: str) -> JointGoodput:
     """The job's goodput on this kind of GPU, without an input rate."""
     noise = job.noise or GradientNoise(sqr=1.0, var=0.0, batch_size=job.batch_size)
     return JointGoodput(job.step_times[kind], noise, None, job.overlap)
+
+
+def goodput_at(job: Job, kind: str | None, cores: int, workers: int, nodes: int) -> float:
+    """The predicted goodput of so many workers on so many nodes; their number for a job without measurements."""
+    if not job.measured or kind is None:
+        return float(workers)
+    rate = cores / job.core_seconds_per_sample if job.core_seconds_per_sample else np.inf
+    value, _ = goodput_model(job, kind).best_at_rates(
+        [nodes], [workers], [[rate]], job.max_batch_size if job.noise else None, job.local_sizes(kind)
+    )
+    return float(value[0, 0])
 
 
 def _over_cores(

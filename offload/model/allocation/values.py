@@ -51,7 +51,7 @@ class Job:
     """A run as the allocation sees it: what was measured, what its user allows, and what it holds.
 
     A job without ``step_times`` was not measured yet; its first allotment is small. A job that is not ``preemptible`` keeps what it
-    holds: so does any other program on the cluster, as a job without measurements.
+    holds once it has workers.
 
     Args:
         name: unique among the jobs.
@@ -130,7 +130,7 @@ class Job:
     @property
     def pinned(self) -> bool:
         """Whether it keeps exactly what it holds."""
-        return not self.preemptible and bool(self.present.workers or self.present.cores)
+        return not self.preemptible and bool(self.present.worker_count)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -127,6 +127,22 @@ class WorkerCountWanted(RunEvent, kind="workers_wanted", group="decision", live=
 
 
 @dataclass(frozen=True, kw_only=True)
+class Leased(RunEvent, kind="leased", group="decision", live=True):
+    """The arbiter lets the run hold this many workers and cores from now on. ``reason``: why."""
+
+    workers: int
+    cores: int
+    reason: str
+
+    def sentence(self, nodes: NodeNames) -> str:
+        if not self.workers:
+            return f"the arbiter gives the run nothing for now: {self.reason}"
+        return (
+            f"the arbiter gives the run {count(self.workers, 'worker')} and {count(self.cores, 'core')}: {self.reason}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class CoreCountWanted(RunEvent, kind="cores_wanted", group="decision", live=True):
     """The run wants another number of preprocessing cores.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from importlib import resources
+from typing import Any
 
 import jinja2
 
@@ -25,6 +26,19 @@ def write_report(directory: RunDirectory) -> None:
 
 def rendered(page: PageView) -> str:
     """The page as HTML. A content security policy allows its own script alone: nothing from a run can become code."""
+    script = _asset("page.js")
+    return from_template(
+        "page.html.j2",
+        page=page,
+        plot=plot,
+        shown_metrics=SHOWN_METRICS,
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
+
+
+def from_template(name: str, **values: Any) -> str:
+    """A page from one of the templates, in the style that all pages share. It escapes what ``values`` hold."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("offload.report", "templates"),
         autoescape=True,
@@ -32,14 +46,9 @@ def rendered(page: PageView) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    script = _asset("page.js")
-    environment.globals.update(plot=plot, shown_metrics=SHOWN_METRICS)
-    return environment.get_template("page.html.j2").render(
-        page=page,
-        style=_asset("page.css"),
-        script=script,
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-    )
+    # Macros see globals alone.
+    environment.globals.update(values)
+    return environment.get_template(name).render(style=_asset("page.css"))
 
 
 def _asset(name: str) -> str:

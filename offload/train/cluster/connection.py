@@ -536,8 +536,14 @@ def alive_nodes() -> tuple[NodeResources, ...]:
 
 def nodes_to_end_with() -> set[str]:
     """The ids of the nodes whose end ends the run: the driver's node and the head."""
-    heads = {str(n["NodeID"]) for n in ray.nodes() if n["Alive"] and HEAD in n["Resources"]}  # type: ignore[no-untyped-call]
-    return {ray.get_runtime_context().get_node_id(), *heads}
+    return {ray.get_runtime_context().get_node_id(), head_node()}
+
+
+def head_node() -> str:
+    """The id of the head node; of this process's node if no node says that it is the head."""
+    heads = (str(n["NodeID"]) for n in ray.nodes() if n["Alive"] and HEAD in n["Resources"])  # type: ignore[no-untyped-call]
+    here: str = ray.get_runtime_context().get_node_id()
+    return next(heads, here)
 
 
 def import_ahead(nodes: Collection[str], runtime_env: Mapping[str, Any]) -> None:

@@ -28,6 +28,7 @@ from offload.ray_private.cluster_tables import id_of
 NAMESPACE = "offload"
 HUB = " hub"  # the end of a hub's name
 DESK = " desk"  # the end of a desk's name
+ARBITER = "arbiter"  # the whole name: a cluster has one
 END_S = 3.0  # time for the processes of killed actors to end
 LOOK_S = 0.05
 

@@ -19,6 +19,7 @@ from offload.train.driver.fleet.messages import (
     ClusterSeen,
     Event,
     Ignored,
+    LeaseSeen,
     NewsRead,
     Publish,
     Reshape,
@@ -29,6 +30,7 @@ from offload.train.driver.fleet.messages import (
 from offload.train.driver.fleet.room import Terms
 from offload.train.driver.fleet.state import Fleet, Starting
 from offload.train.driver.fleet.state_machine import step
+from offload.train.driver.leasing import Leasing, held_by_others
 from offload.train.driver.platform.platform import HeldRequests, Platform, Requests
 from offload.train.messages import News, Orders
 
@@ -36,12 +38,18 @@ LOOK_S = 1.0
 
 
 def wait_for_start(
-    terms: Terms, platform: Platform, *, status: Callable[[str], None], heed: Callable[[], bool] = lambda: False
+    terms: Terms,
+    platform: Platform,
+    *,
+    status: Callable[[str], None],
+    heed: Callable[[], bool] = lambda: False,
+    leasing: Leasing | None = None,
 ) -> tuple[ConnectedCluster, Fleet, tuple[Action, ...]]:
     """Wait until the run can start: for nodes that the autoscaler adds, or for room that other programs hold.
 
     Returns the cluster at that time, the run's first state, and its first actions. ``status`` shows what the run waits for. ``heed`` obeys
-    what others have asked of the run, and returns whether it must not start yet.
+    what others have asked of the run, and returns whether it must not start yet. ``leasing``: with an arbiter, which
+    says when it may start, and with what.
 
     Raises ConfigError if the cluster does not suffice in time, or never can.
     """
@@ -51,9 +59,21 @@ def wait_for_start(
         while True:
             if heed():
                 requests.ask({})
+                if leasing is not None:
+                    leasing.depart()
                 cluster = _beside(platform, requests, cluster)
                 continue
-            state, actions = step(state, _cluster_seen(platform, cluster))
+            if leasing is not None:
+                lease = leasing.wait()
+                if lease is None:
+                    status("waiting for the arbiter")
+                    time.sleep(LOOK_S)
+                    continue
+                whole = platform.nodes()
+                held = held_by_others(lease, whole, terms.worker, {})
+                cluster = dataclasses.replace(cluster, whole=whole, held=held)
+                state, _ = step(state, LeaseSeen(lease=lease))
+            state, actions = step(state, _cluster_seen(platform, cluster, leased=leasing is not None))
             if isinstance(state, Fleet):
                 return cluster, state, actions
             for action in actions:
@@ -62,13 +82,18 @@ def wait_for_start(
                 if isinstance(action, Show) and action.text != shown:  # without a terminal each call prints a line
                     shown = action.text
                     status(shown)
-            cluster = _beside(platform, requests, cluster)
+            if leasing is None:
+                cluster = _beside(platform, requests, cluster)
+            else:
+                time.sleep(LOOK_S)
     finally:
         requests.close()
 
 
-def _cluster_seen(platform: Platform, cluster: ConnectedCluster) -> ClusterSeen:
-    """The cluster as the state machine sees it before the run starts, including who holds its CPUs."""
+def _cluster_seen(platform: Platform, cluster: ConnectedCluster, *, leased: bool) -> ClusterSeen:
+    """The cluster as the state machine sees it before the run starts, including who holds its CPUs. ``leased``: an arbiter shares it."""
+    if leased:
+        return ClusterSeen(now_s=time.monotonic(), nodes=cluster.nodes)
     shown, by = parts_held(cluster.held_of_all()), platform.holders() if cluster.held else ""
     return ClusterSeen(
         now_s=time.monotonic(),

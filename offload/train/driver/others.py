@@ -1,53 +1,14 @@
-"""Follow what other programs hold of the cluster while a run trains, so that it takes up what becomes free.
+"""What other programs hold of the cluster beside a run that trains, so that it takes up what becomes free.
 
-Where it stops: the platform looks at the cluster, and :mod:`offload.train.driver.fleet` decides what to do with the room. Pure.
+Where it stops: the platform looks at the cluster, :mod:`offload.model.others` waits until amounts stay, and
+:mod:`offload.train.driver.fleet` decides what to do with the room. Pure.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
-
+from offload.model.others import DIGITS, Amounts
 from offload.model.placement import NodeResources
 from offload.train.driver.fleet.state import Fleet
-
-SETTLED_S = 5.0  # tasks come and go, and Ray reports free resources later than held ones
-DIGITS = 4  # decimals of resource amounts: Ray's resolution
-
-Amounts = Mapping[str, Mapping[str, float]]
-"""Amounts of resources by node id and name."""
-
-
-class Others:
-    """What other programs hold.
-
-    Args:
-        held: what they held at the start.
-        certain: whether all that the run itself holds is known, so that the rest is others'.
-    """
-
-    def __init__(self, held: Amounts, *, certain: bool = True) -> None:
-        self.held, self.certain = held, certain
-        self._newest, self._since_s = held, 0.0
-
-    def see(self, held: Amounts, now_s: float) -> bool:
-        """Note what they hold at one time. Return whether :attr:`held` has changed: it follows amounts that stay for a while."""
-        if held != self._newest:
-            self._newest, self._since_s = held, now_s
-            return False
-        if held == self.held or now_s - self._since_s < SETTLED_S:
-            return False
-        self.held = held
-        return True
-
-
-def summed(*parts: Amounts) -> dict[str, dict[str, float]]:
-    """The sums of these amounts."""
-    sums: dict[str, Counter[str]] = {}
-    for amounts in parts:
-        for node, of_node in amounts.items():
-            sums.setdefault(node, Counter()).update(of_node)
-    return {node: dict(amounts) for node, amounts in sums.items()}
 
 
 def cores_of(fleet: Fleet) -> dict[str, float]:

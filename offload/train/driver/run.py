@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NoReturn
@@ -16,6 +17,7 @@ from typing import Any, NoReturn
 from offload.actors.errors import lost_errors
 from offload.errors import ConfigError
 from offload.model.batch_split import BatchSplit
+from offload.model.others import Others, summed
 from offload.model.placement import GPU_TYPE, NodeResources, WorkerResources
 from offload.pipeline.aside import SideThread
 from offload.pipeline.describe.cached import check_names
@@ -39,9 +41,11 @@ from offload.train.driver.event_log import EventLog
 from offload.train.driver.failure_texts import describe_failure, whole_story
 from offload.train.driver.fleet.messages import StopAsked, WorkersEnded
 from offload.train.driver.fleet.room import Terms
-from offload.train.driver.fleet.state import Fleet, Paused, Steady
+from offload.train.driver.fleet.state import Fleet, Paused, Steady, Stranded
+from offload.train.driver.fleet.state_machine import leased_event
+from offload.train.driver.leasing import Leasing, Wishes, check_sharing, held_by_others
 from offload.train.driver.listed import Listed, classes_that_differ
-from offload.train.driver.others import Others, cores_of, others_hold, summed
+from offload.train.driver.others import cores_of, others_hold
 from offload.train.driver.platform.platform import Platform, Watch
 from offload.train.driver.run_arguments import Arguments
 from offload.train.driver.steering import Steering
@@ -97,9 +101,19 @@ class Run:
             )
         self._changed = threading.Event()  # the workers have, or somebody steers the run: look at the news now
         self.steering = Steering(platform.open_desk(directory), self._changed.set, live.note)
-        self.cluster, self.fleet, self._first_actions = wait_for_start(
-            self._terms(), platform, status=self._waits, heed=self.steering.heed_before_start
-        )
+        self._leasing = self._leased() if trainer.cluster.arbiter else None
+        try:
+            self.cluster, self.fleet, self._first_actions = wait_for_start(
+                self._terms(),
+                platform,
+                status=self._waits,
+                heed=self.steering.heed_before_start,
+                leasing=self._leasing,
+            )
+        except BaseException:
+            if self._leasing is not None:
+                self._leasing.close()
+            raise
         # What Ray Data's tasks hold of the cluster looks as if others held it.
         self._others = Others(self.cluster.held, certain=all(dataset.pooled for dataset in listed.values()))
         # These checks need the nodes of the run, and come before anything is started on them.
@@ -139,7 +153,9 @@ class Run:
             runtime_env=self.platform.process_env(),
         )
         self._announce()
-        if others := self.cluster.held_of_all():
+        if self.fleet.lease is not None:
+            self.log.tell(leased_event(self.fleet.lease))
+        elif others := self.cluster.held_of_all():
             self.log.tell(OthersHold(held=others))
         for mismatch in classes_that_differ(self.listed):
             self.log.tell(mismatch)
@@ -154,6 +170,8 @@ class Run:
                 stopped, answered = self._train(cores, name, storage, marker, interrupts)
         finally:
             self.steering.end()
+            if self._leasing is not None:
+                self._leasing.close()
             if marker is not None:
                 marker.remove()
         summary = self.log.finish("interrupted" if stopped else "finished", self._newest(RunFolder(storage, name)))
@@ -242,6 +260,25 @@ class Run:
         config: Any = self.trainer.scaling_config
         return None if config is None else getattr(config, "accelerator_type", None)
 
+    def _leased(self) -> Leasing:
+        """The run's leases. Raises ConfigError if there is no arbiter, or the run cannot be left to one."""
+        trainer = self.trainer
+        check_sharing(
+            trainer.cluster,
+            scheduled=bool(trainer.adaptation.schedule),
+            executed=[name for name, dataset in self.listed.items() if not dataset.pooled],
+        )
+        tenancy = self.platform.open_tenancy()
+        tenancy.start(self._changed.set)
+        wishes = Wishes(
+            name=self.steering.name,
+            terms=self._terms(),
+            batch_size=trainer.batch_size,
+            cluster=trainer.cluster,
+            deterministic=trainer.deterministic,
+        )
+        return Leasing(tenancy, wishes)
+
     def _terms(self) -> Terms:
         """The user's terms."""
         trainer, adaptation = self.trainer, self.trainer.adaptation
@@ -252,7 +289,7 @@ class Run:
             bounds=bounds,
             first=bounds if scheduled is None else (bounds[0], scheduled),
             allowed=self._allowed,
-            chosen=trainer.workers is not None,
+            chosen=trainer.workers is not None or trainer.cluster.arbiter,
             grows=trainer.cluster.autoscale_workers,
             cores=trainer.cluster.preprocessing_cores,
             mixed_gpus=trainer.cluster.mixed_gpus,
@@ -439,7 +476,8 @@ class Run:
         least, most = self.fleet.bounds
         fixed = not self.trainer.batch_size.adaptive and (self.trainer.workers is None or least == most)
         adaptation, cores = self.trainer.adaptation, self.trainer.cluster.preprocessing_cores
-        if fixed and cores is None and not adaptation.schedule:
+        # An arbiter decides by what the tuner measures.
+        if fixed and cores is None and not adaptation.schedule and self._leasing is None:
             return None
         return Tuner(self.trainer.batch_size, adaptation, cores)
 
@@ -466,7 +504,10 @@ class Run:
             self._read(hub)
             if not stop_asked:
                 stopped_from_outside = self._steer(conductor, supervisor)
-                self._follow_others(conductor.fleet, supervisor)
+                if self._leasing is None:
+                    self._follow_others(conductor.fleet, supervisor)
+                elif tuner is not None:
+                    self._follow_lease(self._leasing, conductor, tuner)
                 # In this order: a drained node that ends in between would look like a new node.
                 draining, alive = set(self.platform.leaving()), self.cluster.left(self.platform.nodes())
                 silent = self._silent(alive)
@@ -533,6 +574,15 @@ class Run:
         if self._others.see(others_hold(in_use, ours, fleet, self.platform.nodes()), time.monotonic()):
             self.cluster = dataclasses.replace(self.cluster, held=self._others.held)
             self.log.tell(OthersHold(held=self.cluster.held_of_all()))
+
+    def _follow_lease(self, leasing: Leasing, conductor: Conductor, tuner: Tuner) -> None:
+        """Report the run to the arbiter, and note what it may use now."""
+        nodes = self.platform.nodes()
+        conductor.handle(*leasing.look(conductor.fleet, self.log.news, tuner.seen, nodes))
+        fleet = conductor.fleet
+        workers = {} if isinstance(fleet.phase, Stranded) else Counter(fleet.room.node_ids(fleet.placement.held))
+        held = held_by_others(fleet.lease, nodes, fleet.terms.worker, workers)
+        self.cluster = dataclasses.replace(self.cluster, held=held)
 
     def _nothing_to_commit(self, fleet: Fleet) -> bool:
         """Return whether nothing is trained yet, or no worker runs or is about to run that could commit it."""

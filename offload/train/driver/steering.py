@@ -78,7 +78,7 @@ class Steering:
             reason = "paused before it began to train" if pauses else ""
             self._desk.show(replace(self._desk.state, state="paused" if pauses else "waiting", reason=reason))
         if pauses:
-            self._say(PAUSED.format(name=self._name))
+            self._say(PAUSED.format(name=self.name))
         return Reply(text="paused: it does not start, and holds nothing" if pauses else "resumed")
 
     # -- under way -------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class Steering:
             self._under_way = None
             self._reply(number, reply)
             if reply.done and command.action == "pause":
-                self._say(PAUSED.format(name=self._name))
+                self._say(PAUSED.format(name=self.name))
         while self._waiting:
             number, command = self._waiting[0]
             obeyed = obey(command, fleet, split, sizes)
@@ -138,7 +138,8 @@ class Steering:
         self._under_way = None
 
     @property
-    def _name(self) -> str:
+    def name(self) -> str:
+        """The run's name on the cluster; empty without a desk."""
         return "" if self._desk is None else self._desk.state.name
 
     def _take(self) -> None:
@@ -158,6 +159,8 @@ def obey(command: Command, fleet: Fleet, split: BatchSplit, sizes: BatchSize) ->
     paused = isinstance(fleet.phase, Paused)
     if fleet.stop:
         return Reply(text="it is ending", done=False)
+    if isinstance(fleet.phase, Paused) and fleet.phase.for_others:
+        return None if command.action == "pause" else _while_others_go_first(command)
     match command.action:
         case "stop":
             return []
@@ -165,8 +168,17 @@ def obey(command: Command, fleet: Fleet, split: BatchSplit, sizes: BatchSize) ->
             return Reply(text="it is already paused", done=False) if paused else [PauseAsked()]
         case "resume":
             return [ResumeAsked()] if paused else Reply(text="it is not paused", done=False)
+        case "resize" if fleet.lease is not None:
+            return Reply(text="the arbiter chooses its workers: offload arbiter status shows why", done=False)
         case "resize":
             return _resize(command, fleet, split, sizes)
+
+
+def _while_others_go_first(command: Command) -> list[Event] | Reply:
+    """What a run does with a command while it gives up its workers for others."""
+    if command.action == "stop":
+        return []
+    return Reply(text="it gives up its workers for others: offload arbiter status shows why", done=False)
 
 
 def _resize(command: Command, fleet: Fleet, split: BatchSplit, sizes: BatchSize) -> list[Event] | Reply | None:
@@ -241,6 +253,8 @@ def state_of(fleet: Fleet, news: News) -> tuple[State, str]:
     phase = fleet.phase
     if fleet.stop:
         return "stopping", "commits a checkpoint first"
+    if fleet.lease is not None and (isinstance(phase, Stranded) or (isinstance(phase, Paused) and phase.for_others)):
+        return "waiting", f"the arbiter: {fleet.lease.reason}"
     if isinstance(phase, Paused):
         if phase.released:
             return "paused", "goes on once it is resumed"

@@ -4,6 +4,7 @@ where the two overlap."""
 from __future__ import annotations
 
 import copy
+import dataclasses
 import re
 import sys
 import time
@@ -215,6 +216,29 @@ class Trainer:
         )
         changed.workers = changed.overrides.bounds(self.workers)
         changed._check_schedule()
+        return changed
+
+    def with_sharing(
+        self, *, arbiter: bool = False, weight: float | None = None, priority: int | None = None
+    ) -> Trainer:
+        """The same training, whose workers and cores the cluster's arbiter chooses; arguments that are None change nothing.
+
+        Args:
+            arbiter: whether an arbiter chooses them; False leaves it to the script's ``offload.Cluster``.
+            weight, priority: see :class:`offload.Cluster`.
+
+        Raises:
+            ConfigError: for invalid values, or for a weight or priority without an arbiter.
+        """
+        values = {"weight": weight, "priority": priority}
+        chosen: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
+        if chosen and not (arbiter or self.cluster.arbiter):
+            name, value = next(iter(chosen.items()))
+            raise ConfigError(
+                f"{argument(name, value)} matters only with an arbiter: add --arbiter (Cluster(arbiter=True)), or drop it."
+            )
+        changed = copy.copy(self)
+        changed.cluster = dataclasses.replace(self.cluster, arbiter=arbiter or self.cluster.arbiter, **chosen)
         return changed
 
     def fit(

@@ -11,11 +11,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from concurrent.futures import Future
 from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
+from offload.train.cluster.holdings import ARBITER, NAMESPACE
 from offload.train.steering.desk import Desk
 from offload.train.steering.messages import RunState
 
@@ -55,10 +57,17 @@ class RayDesk(Desk):
         """Wait until the owner of an answer has ended; remove what the run has left, and end."""
         with contextlib.suppress(ray.exceptions.RayError):
             ray.get(answer)
+        self._tell_arbiter()
         until = time.monotonic() + SETTLED_S
         while remove_groups(self._rooms) or time.monotonic() < until:
             time.sleep(LOOK_S)
         self._end()
+
+    def _tell_arbiter(self) -> None:
+        """Let the arbiter, if the cluster has one, give what the run held to others at once."""
+        with contextlib.suppress(ray.exceptions.RayError, ValueError):
+            arbiter = ray.get_actor(ARBITER, namespace=NAMESPACE)
+            arbiter.depart.remote(self.state().name).future().add_done_callback(Future.exception)
 
     def _end(self) -> None:
         # Not `exit_actor`: it ends an actor from one of its calls, and waits for all others.

@@ -15,7 +15,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from offload.errors import ConfigError
-from offload.train.cluster.connection import HEAD
+from offload.train.cluster.connection import head_node
 from offload.train.cluster.holdings import DESK, HUB, NAMESPACE, Holdings
 from offload.train.steering.messages import Command, Reply, RunState
 from offload.train.steering.ray_desk import RayDesk
@@ -88,7 +88,7 @@ def open_desk(state: RunState, holdings: Holdings, runtime_env: Mapping[str, Any
         "enable_task_events": False,
         "runtime_env": dict(runtime_env) or None,
         # The head: without it there is no cluster, while the host of the program may be what is lost.
-        "scheduling_strategy": NodeAffinitySchedulingStrategy(_head(), soft=False),
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(head_node(), soft=False),
     }
     while True:
         name = run if number == 1 else f"{run}-{number}"
@@ -132,14 +132,6 @@ def _names_with(*ends: str) -> list[str]:
 def desk_of(run: str) -> Any:
     """The handle of a run's desk. Raises ValueError if the run has ended."""
     return ray.get_actor(run + DESK, namespace=NAMESPACE)
-
-
-def _head() -> str:
-    """The id of the head node; of this process's node if no node says that it is the head."""
-    nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]
-    heads = (str(node["NodeID"]) for node in nodes if node["Alive"] and HEAD in node["Resources"])
-    here: str = ray.get_runtime_context().get_node_id()
-    return next(heads, here)
 
 
 # -- others ------------------------------------------------------------------------------------------------------------

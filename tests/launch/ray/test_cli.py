@@ -261,7 +261,7 @@ from tests.launch import contract
 _, url, token, script, built = sys.argv
 submission = RaySubmission.of(RayJob(name="waits", user="me", script="waits.py"), pack(Path(script)))
 contract.rendering_is_pure(submission, token)
-contract.holds(RayLauncher(JobApi(url)), submission, lambda: eventually(Path(built).exists, 200) is None)
+contract.holds(RayLauncher(JobApi(url)), submission, lambda: eventually(Path(built).exists) is None)
 """
 
 

@@ -65,7 +65,7 @@ def container(image: Path, seen: Path) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str]) -> int:
-    return process.wait(300)
+    return process.wait(800)
 
 
 def test_the_toolkit_runs_and_its_exit_code_is_the_containers(image: Path, tmp_path: Path) -> None:

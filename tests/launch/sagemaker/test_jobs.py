@@ -67,7 +67,7 @@ class Launched:
         found: dict[str, Any] = json.loads((self.job.folder(head) / "output" / "data" / "summary.json").read_text())
         return found
 
-    def until(self, true: Callable[[], bool], timeout_s: float = 300.0) -> None:
+    def until(self, true: Callable[[], bool], timeout_s: float = 800.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not true():
             assert time.monotonic() < deadline, self.logs()[-6000:]
@@ -136,7 +136,7 @@ def launched(
 def test_a_host_that_never_starts_is_named_and_no_other_waits_longer(tmp_path: Path) -> None:
     with launched(tmp_path, {"gpu": ["algo-1"], "cpu": ["algo-2", "algo-3"]}, deadline_s=12) as run:
         run.job.start("algo-1", "algo-2")
-        assert run.job.wait(300) == {"algo-1": 1, "algo-2": 1}
+        assert run.job.wait(800) == {"algo-1": 1, "algo-2": 1}
         assert "algo-3 did not come within 12 s" in str(run.job.failure("algo-1"))
         assert "algo-3 did not come within 12 s" in str(run.job.failure("algo-2"))
 
@@ -166,7 +166,7 @@ def test_from_the_command_line_to_what_a_script_raised(tmp_path: Path) -> None:
             env={**environment, "AWS_ENDPOINT_URL_SAGEMAKER": service.url},
         )  # fmt: skip
         job = service.jobs["counts"]
-        assert job.wait(300) == {"algo-1": 1, "algo-2": 1}
+        assert job.wait(800) == {"algo-1": 1, "algo-2": 1}
         for name in job.names:
             assert "ValueError: the third step is cursed" in str(job.failure(name))[:1024]
         assert re.search(r'File ".*", line \d+, in act\n', job.log("algo-2"))
@@ -183,7 +183,7 @@ def test_a_head_that_dies_ends_the_others_within_thirty_seconds(tmp_path: Path) 
         run.until((run.shared / "waits").exists)
         run.hosts["algo-1"].kill()
         killed_at = time.monotonic()
-        codes = run.job.wait(300)
+        codes = run.job.wait(800)
         assert codes["algo-2"] == 1
         assert run.job.ended_at["algo-2"] - killed_at < 30
         assert "the head" in str(run.job.failure("algo-2"))
@@ -226,7 +226,7 @@ def test_another_version_on_one_host_is_refused_with_both(tmp_path: Path, versio
         else:
             (code / "sitecustomize.py").write_text(HIDES_RAY)
         run.job.start()
-        assert run.job.wait(300) == {"algo-1": 1, "algo-2": 1}, run.logs()[-6000:]
+        assert run.job.wait(800) == {"algo-1": 1, "algo-2": 1}, run.logs()[-6000:]
         for name in run.job.names:
             assert f"algo-2 has {found} and the head 2." in str(run.job.failure(name))
 
@@ -239,7 +239,7 @@ def test_what_fails_on_one_host_before_the_meeting_ends_all_at_once_with_its_rea
         reason = "algo-2: pip could not install the requirements: Could not find a version that satisfies the requirement no-such-"
         run.until(lambda: reason in str(run.job.failure("algo-2")) or "pip could not" in str(run.job.failure("algo-2")))
         run.job.start("algo-3")
-        assert run.job.wait(300) == dict.fromkeys(run.job.names, 1), run.logs()[-6000:]
+        assert run.job.wait(800) == dict.fromkeys(run.job.names, 1), run.logs()[-6000:]
         found = failures(run)
         assert found["algo-1"].startswith(reason)
         assert found["algo-3"].startswith(reason)
@@ -253,7 +253,7 @@ def test_a_gpu_host_that_sees_none_ends_all_with_its_name(tmp_path: Path, withou
     with launched(tmp_path, {"gpu": ["algo-1", "algo-2"], "cpu": ["algo-3"]}, deadline_s=250) as run:
         run.job.start(without, environment={"OFFLOAD_WITHOUT_GPUS": ""})
         run.job.start()
-        assert run.job.wait(300) == dict.fromkeys(run.job.names, 1), run.logs()[-6000:]
+        assert run.job.wait(800) == dict.fromkeys(run.job.names, 1), run.logs()[-6000:]
         for found in failures(run).values():
             assert f"{without} (ml.g5.xlarge) sees no GPU: use an image with CUDA" in found
 
@@ -299,7 +299,7 @@ def test_strangers_are_refused_cpu_hosts_may_die_and_a_script_that_is_killed_end
         (run.shared / "one-more").touch()
         run.until(lambda: len(trained(run.shared, "counts-1")) > before)
         assert kill(head, "offload run counts.py", signal.SIGKILL) == 1
-        codes = run.job.wait(300)
+        codes = run.job.wait(800)
         assert (codes["algo-1"], codes["algo-2"]) == (1, 1), run.logs()[-6000:]
         for name in ("algo-1", "algo-2"):
             assert "the process of counts.py was killed by SIGKILL" in str(run.job.failure(name))
@@ -326,7 +326,7 @@ def test_a_restarted_job_goes_on_where_the_checkpoint_is(tmp_path: Path) -> None
             (path / MODEL_FILE).unlink(missing_ok=True)
     with launched(tmp_path, groups, what="slow", samples=5000, checkpoints=kept) as run:
         run.job.start()
-        assert run.job.wait(300) == {"algo-1": 0, "algo-2": 0}, run.logs()[-6000:]
+        assert run.job.wait(800) == {"algo-1": 0, "algo-2": 0}, run.logs()[-6000:]
         assert "resuming the run in" in run.job.log("algo-1")
         summary = run.summary("algo-1")
         assert summary["samples"] == 5000
@@ -432,7 +432,7 @@ def test_a_stop_is_not_heard_where_the_image_starts_its_containers(tmp_path: Pat
         with pytest.raises(TimeoutError):
             run.job.wait(2)
         run.job.kill()
-        assert all(run.job.wait(30).values())
+        assert all(run.job.wait(800).values())
 
 
 def written(folder: Path) -> list[str]:

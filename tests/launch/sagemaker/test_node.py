@@ -81,7 +81,7 @@ def test_a_node_is_ended_also_while_it_starts(monkeypatch: pytest.MonkeyPatch) -
 
     starting = threading.Thread(target=start)
     starting.start()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 800
     while starting.is_alive():  # until then `sleep` may not have been started yet
         assert time.monotonic() < deadline
         node.stop()

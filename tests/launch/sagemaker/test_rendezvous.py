@@ -29,7 +29,7 @@ def head() -> Iterator[Rendezvous]:
 
 
 def comes(head: Rendezvous, host: str, versions: dict[str, str] = VERSIONS, token: str = TOKEN) -> Follower:
-    follower = Follower(head.address, token, host, deadline_s=60)
+    follower = Follower(head.address, token, host, deadline_s=800)
     follower.say(versions=versions)
     return follower
 
@@ -54,13 +54,13 @@ def test_a_host_that_never_comes_is_named(head: Rendezvous) -> None:
 
 def test_a_host_that_does_not_finish_installing_is_named(head: Rendezvous) -> None:
     comes(head, "algo-1")
-    Follower(head.address, TOKEN, "algo-3", deadline_s=60)
+    Follower(head.address, TOKEN, "algo-3", deadline_s=800)
     with pytest.raises(ConfigError, match=r"algo-3 came, but did not finish installing within 0.5 s"):
         head.gather(VERSIONS, 0.5)
 
 
 def test_a_host_that_fails_before_it_is_prepared_ends_the_waiting_for_others(head: Rendezvous) -> None:
-    Follower(head.address, TOKEN, "algo-3", deadline_s=60).say(failed="pip could not")
+    Follower(head.address, TOKEN, "algo-3", deadline_s=800).say(failed="pip could not")
     with pytest.raises(ConfigError, match=r"^algo-3: pip could not$"):
         head.gather(VERSIONS, 60)
     with pytest.raises(ConfigError, match="algo-3: pip could not"):
@@ -74,8 +74,8 @@ def test_a_host_that_comes_after_the_head_has_failed_is_told_at_once(head: Rende
     told = [{"outcome": {"exit": 1, "reason": "no GPU"}}]
     assert list(first.messages()) == told
     assert closing.is_alive()  # for the other
-    assert list(Follower(head.address, TOKEN, "algo-3", deadline_s=60).messages()) == told
-    closing.join(300)
+    assert list(Follower(head.address, TOKEN, "algo-3", deadline_s=800).messages()) == told
+    closing.join(800)
     assert not closing.is_alive()
 
 
@@ -130,7 +130,7 @@ def test_a_message_without_end_is_refused_at_its_header(head: Rendezvous) -> Non
 
 
 def test_a_long_reason_is_shortened(head: Rendezvous) -> None:
-    host = Follower(head.address, TOKEN, "algo-1", deadline_s=60)
+    host = Follower(head.address, TOKEN, "algo-1", deadline_s=800)
     host.say(failed="\N{SNOWMAN}" * (1 << 21))
     with pytest.raises(ConfigError) as caught:
         head.gather(VERSIONS, 300)
@@ -144,10 +144,10 @@ def test_a_head_that_starts_later_is_waited_for() -> None:
         reserved.bind(("127.0.0.1", 0))
         address = reserved.getsockname()
     found: list[Any] = []
-    waiting = threading.Thread(target=lambda: found.append(Follower(address, TOKEN, "algo-1", deadline_s=60)))
+    waiting = threading.Thread(target=lambda: found.append(Follower(address, TOKEN, "algo-1", deadline_s=800)))
     waiting.start()
     head = Rendezvous(address, TOKEN, {"algo-1"})
-    waiting.join(300)
+    waiting.join(800)
     assert found
     found[0].say(versions=VERSIONS)
     head.gather(VERSIONS, 20)
@@ -169,12 +169,12 @@ def test_a_head_that_falls_silent_is_lost(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(rendezvous, "SILENT_S", 0.3)
     with another_head(only_listens) as address, pytest.raises(HeadLost, match=r"has been silent for 0.3 s"):
-        list(Follower(address, TOKEN, "algo-1", deadline_s=60).messages())
+        list(Follower(address, TOKEN, "algo-1", deadline_s=800).messages())
 
 
 def test_a_head_that_dies_is_lost() -> None:
     with another_head(lambda link: link.sendall(handshake.frame({"ray": "x"}))) as address:
-        heard = Follower(address, TOKEN, "algo-1", deadline_s=60).messages()
+        heard = Follower(address, TOKEN, "algo-1", deadline_s=800).messages()
         assert next(heard) == {"ray": "x"}
         with pytest.raises(HeadLost, match="ended without reporting"):
             next(heard)
@@ -197,7 +197,7 @@ def test_a_follower_that_leaves_on_another_thread_ends_its_reading(head: Rendezv
     reading.start()
     assert heard.get(timeout=800) == {"ray": "x"}
     follower.close()
-    reading.join(300)
+    reading.join(800)
     assert ends == ["the head's process ended without reporting the job's outcome."]
     follower.say(ready=True)  # which nobody hears
 
@@ -361,7 +361,7 @@ def test_a_head_that_proves_nothing_is_none(answer: dict[str, Any]) -> None:
         another_head(pretends, greets=False) as address,
         pytest.raises(ConfigError, match="this host does not belong to its job"),
     ):
-        Follower(address, TOKEN, "algo-1", deadline_s=60)
+        Follower(address, TOKEN, "algo-1", deadline_s=800)
     assert TOKEN not in json.dumps(told)
 
 
@@ -371,7 +371,7 @@ def test_a_head_that_says_its_peers_proof_back_is_none() -> None:
         link.sendall(handshake.frame({"proof": read(link)["proof"]}))
 
     with another_head(reflects, greets=False) as address, pytest.raises(ConfigError, match="has another token"):
-        Follower(address, TOKEN, "algo-1", deadline_s=60)
+        Follower(address, TOKEN, "algo-1", deadline_s=800)
 
 
 @pytest.mark.parametrize("said", [b"", b"\xff\xff\xff\xff", b"\0\0\0\2[]", b"SSH-2.0-OpenSSH\r\n"])
@@ -446,4 +446,4 @@ def another_head(act: Callable[[socket.socket], None], *, greets: bool = True) -
             yield listener.getsockname()
         finally:
             listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
-            serving.join(300)
+            serving.join(800)

@@ -342,9 +342,9 @@ def test_a_content_is_read_from_storage_once_for_all_who_want_it_at_the_same_tim
         threads = [threading.Thread(target=read) for _ in range(8)]
         for thread in threads:
             thread.start()
-        begun.wait(300)
+        begun.wait(800)
         assert reads == []
     for thread in threads:
-        thread.join(300)
+        thread.join(800)
     assert reads == [1]
     eventually(lambda: not list((tmp_path / "offload-cache" / space.BUSY).iterdir()))

@@ -83,7 +83,7 @@ def test_a_loader_that_begins_while_the_last_session_ends_does_not_join_its_ray(
     monkeypatch.setattr(sessions, "_users", {})
     thread = threading.Thread(target=sessions.end_unused)
     thread.start()
-    assert ending.wait(60)
+    assert ending.wait(800)
     user = sessions.User()
     user.session(None, "all")
     thread.join()

@@ -63,7 +63,7 @@ def test_a_driver_that_is_killed_resumes_by_the_same_command(tmp_path: Path) -> 
     killed = subprocess.Popen(
         command("driver", tmp_path, 0), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT
     )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 800
     log = tmp_path / "log" / "1-0.jsonl"
     while not log.exists() or len(log.read_text().splitlines()) < 80:  # in the fourth epoch
         assert killed.poll() is None

@@ -129,7 +129,7 @@ print(json.dumps(seen))
 @pytest.mark.soak  # Ray's dashboard is ten more processes
 def test_a_ray_user_finds_the_run_where_others_are(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SEEN, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=600
+        [sys.executable, "-c", SEEN, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=800
     )
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout.splitlines()[-1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tests.helpers import eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 SAMPLES = 64
+STEP_S = 0.05  # idle: the cores are for what steers the run
 
 
 def train(ctx: offload.Context) -> None:
@@ -34,12 +36,13 @@ def train(ctx: offload.Context) -> None:
             ctx.step()
             with open(f"{ctx.config['seen']}.{ctx.rank}", "a") as file:
                 file.writelines(f"{epoch} {int(x)}\n" for x in batch["x"])
+            time.sleep(STEP_S)
 
 
 class Running:
     """A run under way in a thread of this process."""
 
-    def __init__(self, folder: Path, **named: Any) -> None:
+    def __init__(self, folder: Path, name: str = "vit", **named: Any) -> None:
         self.seen, self.result, self.error = folder / "seen", {}, None
         rows = [{"x": torch.tensor(float(n))} for n in range(SAMPLES)]
         trainer = offload.Trainer(
@@ -52,7 +55,7 @@ class Running:
 
         def fit() -> None:
             try:
-                self.result = trainer.fit(run_dir=folder / "vit", quiet=True).document
+                self.result = trainer.fit(run_dir=folder / name, quiet=True).document
             except offload.OffloadError as error:
                 self.error = error
 

@@ -77,7 +77,7 @@ home = ray.get_runtime_context().get_node_id()
 there = serves.options(scheduling_strategy=NodeAffinitySchedulingStrategy(away, soft=False))
 served = ray.get(there.remote())
 import_ahead([home, away], preload.runtime_env({}))
-deadline = time.monotonic() + 120
+deadline = time.monotonic() + 800
 while not ray.get(there.remote()):
     assert time.monotonic() < deadline, "no server of imports"
     time.sleep(0.1)
@@ -257,7 +257,7 @@ def wait_for_step(run: HostProcess, log: Path, step: int, attempt: int) -> None:
             if int(path.name.partition("-")[0]) >= attempt:
                 yield from (line["step"] for line in read_lines(path))
 
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 800
     while max(steps(), default=0) < step:
         assert run.poll() is None
         assert time.monotonic() < deadline

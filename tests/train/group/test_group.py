@@ -21,6 +21,7 @@ from ray.util.placement_group import placement_group_table
 from offload import preload
 from offload.actors.starter import Starter
 from offload.train.cluster.holdings import Holdings
+from offload.train.group import ray_group
 from offload.train.group.group import Died, Ended, Groups, Joining, NotStarted, Plan, Reservation
 from offload.train.group.in_worker import Main, Member
 from offload.train.group.joined import members
@@ -32,19 +33,27 @@ DEADLINE_S = 800.0
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
+@pytest.fixture(scope="module")
+def starter() -> Iterator[Starter]:
+    """Starts the processes of all groups of this machine, as one does for all attempts of a run."""
+    starter = Starter.fresh("offload.actors.processes:answer_calls", ["offload.train.group.local_group"])
+    yield starter
+    starter.close()
+
+
+def reservation() -> Reservation:
+    return Reservation(bundle={"CPU": 1.0}, runtime_env=preload.runtime_env({}, also=preload.TRAINING))
+
+
 @pytest.fixture(params=["ray", "this machine"])
-def groups(request: pytest.FixtureRequest) -> Iterator[Groups]:
+def groups(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Groups]:
     if request.param != "ray":
-        starter = Starter.fresh("offload.actors.processes:answer_calls", ["offload.train.group.local_group"])
-        yield LocalGroups(starter)
-        starter.close()
+        yield LocalGroups(request.getfixturevalue("starter"))
         return
     request.getfixturevalue("ray_cluster")
+    monkeypatch.setattr(ray_group, "ANSWER_S", DEADLINE_S)  # of a node that is asked how a process ended
     holdings = Holdings()
-    environment = preload.runtime_env({}, also=preload.TRAINING)
-    yield RayGroups(
-        Reservation(bundle={"CPU": 1.0}, runtime_env=environment), title="contract worker", holdings=holdings
-    )
+    yield RayGroups(reservation(), title="contract worker", holdings=holdings)
     holdings.release()
     holdings.drop()
     eventually(lambda: all(group["state"] == "REMOVED" for group in placement_group_table().values()))
@@ -220,7 +229,7 @@ def test_workers_run_on_no_other_nodes_than_the_plan_says(elsewhere: str) -> Non
     here = ray.get_runtime_context().get_node_id()
     wherever = {"avoid": (here,)} if elsewhere == "avoided" else {"homes": ("f" * len(here),)}
     holdings = Holdings()
-    groups = RayGroups(Reservation(bundle={"CPU": 1.0}), title="w", holdings=holdings)
+    groups = RayGroups(reservation(), title="w", holdings=holdings)
     heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
     group = groups.start(raising, Plan(attempt=1, workers=1, **wherever), heard.put)
     eventually(lambda: any(each["state"] == "PENDING" for each in placement_group_table().values()))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from offload.arbiter.values import Lease
 from offload.model.batch_split import BatchSplit
 from offload.model.placement import Bundle, NodeResources
 from offload.report.events.event import RunEvent
@@ -133,6 +134,13 @@ class ResumeAsked:
     """A paused run goes on where it has committed."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class LeaseSeen:
+    """The arbiter of the cluster has leased these workers and cores to the run."""
+
+    lease: Lease
+
+
 Event = (
     ClusterSeen
     | NewsRead
@@ -147,6 +155,7 @@ Event = (
     | PauseAsked
     | WorkersEnded
     | ResumeAsked
+    | LeaseSeen
 )
 
 # -- actions -----------------------------------------------------------------------------------------------------------

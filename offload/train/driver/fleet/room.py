@@ -79,6 +79,7 @@ class Room:
         usd_per_core: dollars per hour of a core on a node that only preprocesses; None: unknown.
         grows: whether the cluster would add worker nodes now.
         elastic: whether the cluster would add cores.
+        lent: the cores of each node, by its id, that the arbiter lets the run use; None without an arbiter.
     """
 
     terms: Terms
@@ -90,6 +91,7 @@ class Room:
     usd_per_core: float | None
     grows: bool
     elastic: bool
+    lent: Mapping[str, int] | None = None
 
     def may_be(self, workers: int) -> bool:
         """Return whether the user allows this many workers."""
@@ -133,6 +135,8 @@ class Room:
     def cores_by_node(self, placement: Placement, cores_goal: int | None, workers_goal: int) -> tuple[int, ...]:
         """The number of cores of each node that preprocess beside these workers, for the wanted numbers of cores and workers."""
         nodes = self.nodes.usable
+        if self.lent is not None:
+            return self._lent_cores(placement)
         # A worker node without workers, on a cluster that can take it away.
         spare = [
             self.terms.grows and self.terms.worker.trains_on(node) and not workers
@@ -144,6 +148,11 @@ class Room:
             return placement.cores_by_node
         # An idle worker node is released, so that the cluster can remove it.
         return tuple(0 if idle else cores for cores, idle in zip(placement.cores_by_node, spare, strict=True))
+
+    def _lent_cores(self, placement: Placement) -> tuple[int, ...]:
+        lent = self.lent or {}
+        by_node = zip(self.nodes.usable, placement.cores_by_node, strict=True)
+        return tuple(min(cores, lent.get(node.node_id, 0)) for node, cores in by_node)
 
     # -- options ---------------------------------------------------------------------------------------------------
 
@@ -201,7 +210,12 @@ class Room:
                 free_cores=float(min(free, limits[1])),
             )
         used_cores = [self.used[node.node_id] for node in nodes]
-        by_node = placement.cores_by_node if limits is None else on_fewest_nodes(placement, limits[1], used_cores)
+        if self.lent is not None:  # present nodes alone: an arbiter shares the cluster as it is
+            by_node = self._lent_cores(placement)
+        elif limits is None:
+            by_node = placement.cores_by_node
+        else:
+            by_node = on_fewest_nodes(placement, limits[1], used_cores)
         speeds = core_speeds(nodes, self.speeds, used_cores)
         cores = sum(speed * cores for speed, cores in zip(speeds, by_node, strict=True))
         usd = usd_per_hour(nodes, self.terms.worker, placement, self.terms.usd_per_hour)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from offload.adapt.situation import Option
+from offload.arbiter.values import Lease
 from offload.model.batch_split import BatchSplit
 from offload.model.placement import Placement
 from offload.train.driver.fleet.known_nodes import KnownNodes
@@ -26,11 +27,13 @@ class Starting:
         terms: the user's terms.
         since_s: the time at which it began to wait; None before its first look at the cluster.
         ours_since_s: the time since which this program alone holds what it waits for; None if others hold some of it.
+        lease: what the arbiter lets it begin with; None without an arbiter.
     """
 
     terms: Terms
     since_s: float | None = None
     ours_since_s: float | None = None
+    lease: Lease | None = None
 
 
 @dataclass(frozen=True)
@@ -84,10 +87,12 @@ class Paused:
     Args:
         reshape: the number of the :class:`Reshape` that ends preprocessing; None while workers commit and end.
         released: whether all has ended.
+        for_others: whether the arbiter has withdrawn its workers. Once all has ended, the run waits for others: it is stranded.
     """
 
     reshape: int | None = None
     released: bool = False
+    for_others: bool = False
 
 
 Phase = Steady | MakingRoom | Committing | Stranded | Paused
@@ -148,6 +153,7 @@ class Fleet:
         workers_goal: the number of workers for which there should be room.
         pinned: the number of workers that somebody outside the run has chosen; None: the run's own decisions choose it.
         allotment: the workers by node id, where somebody outside the run has chosen their nodes. It holds while these nodes do.
+        lease: what the arbiter lets the run hold; None without an arbiter.
         cores_goal: the number of cores that should preprocess; None: all cores.
         nodes: the nodes of the cluster.
         used: the number of cores that preprocess, by node id.
@@ -177,6 +183,7 @@ class Fleet:
     phase: Phase = field(default_factory=Steady)
     pinned: int | None = None
     allotment: Mapping[str, int] = field(default_factory=dict)
+    lease: Lease | None = None
     cores_goal: int | None = None
     reshapes: int = 0
     speeds: Mapping[str, float] = field(default_factory=dict)
@@ -243,6 +250,7 @@ class Fleet:
             usd_per_core=self.usd_per_core,
             grows=self.terms.grows and not self.refused,
             elastic=self.terms.cores is not None and self.cores_goal is not None and not self.refused,
+            lent=None if self.lease is None else self.lease.holding.cores,
         )
 
     def next_nodes(self) -> tuple[str, ...]:

@@ -10,13 +10,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any, assert_never
 
+from offload.arbiter.values import Lease, same
 from offload.errors import ConfigError
 from offload.model.batch_split import BatchSplit
-from offload.model.placement import Bundle, Placement
+from offload.model.placement import Bundle, Placement, placed_as
 from offload.report.events.decisions import (
     CoreCountWanted,
+    Leased,
     NodesNotGranted,
     ReadyToResize,
     ResizeCost,
@@ -36,6 +39,7 @@ from offload.train.driver.fleet.messages import (
     Event,
     Ignored,
     Learned,
+    LeaseSeen,
     NewsRead,
     PauseAsked,
     Publish,
@@ -50,7 +54,7 @@ from offload.train.driver.fleet.messages import (
     WorkersEnded,
     WorkersWanted,
 )
-from offload.train.driver.fleet.room import missing_at_start, start_on, task_cpus, usd_per_core
+from offload.train.driver.fleet.room import Terms, missing_at_start, start_on, task_cpus, usd_per_core
 from offload.train.driver.fleet.state import (
     Committing,
     Fleet,
@@ -91,8 +95,12 @@ def step(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
 
 
 def _start(state: Starting, event: Event) -> tuple[State, tuple[Action, ...]]:
+    if isinstance(event, LeaseSeen):
+        return dataclasses.replace(state, lease=event.lease), ()
     if not isinstance(event, ClusterSeen):
         return state, (Ignored(event=event, reason="the run has not started"),)
+    if state.lease is not None:
+        return _start_leased(state, state.lease, event)
     terms = state.terms
     since_s = event.now_s if state.since_s is None else state.since_s
     who = "this program itself holds" if event.by_us else "other programs hold"
@@ -133,18 +141,50 @@ def _start(state: Starting, event: Event) -> tuple[State, tuple[Action, ...]]:
     nodes, events = KnownNodes.at_start(event.nodes, terms.selection, event.now_s)
     # Without a range, the run keeps the workers that fit at the start, and has fewer only after it lost nodes.
     bounds = terms.bounds if terms.chosen else (1, placement.workers)
-    used = Counter({n.node_id: cores for n, cores in zip(nodes.usable, placement.cores_by_node, strict=True) if cores})
+    return _begun(event, terms, nodes, placement, bounds=bounds, events=events)
+
+
+def _start_leased(state: Starting, lease: Lease, event: ClusterSeen) -> tuple[State, tuple[Action, ...]]:
+    """Begin with exactly the workers and cores of a lease."""
+    terms, holding = state.terms, lease.holding
+    if not holding.worker_count:
+        return state, (Show(text=f"waiting for the arbiter: {lease.reason}"),)
+    nodes, events = KnownNodes.at_start(event.nodes, terms.selection, event.now_s)
+    placement = placed_as(nodes.usable, terms.worker, [holding.workers.get(n.node_id, 0) for n in nodes.usable])
+    if placement is None or placement.workers != holding.worker_count:
+        return state, (Show(text="waiting for the arbiter: the nodes that it chose have changed"),)
+    return _begun(event, terms, nodes, placement, bounds=terms.bounds, events=events, lease=lease)
+
+
+def _begun(
+    event: ClusterSeen,
+    terms: Terms,
+    nodes: KnownNodes,
+    placement: Placement,
+    *,
+    bounds: tuple[int, int],
+    events: Sequence[RunEvent],
+    lease: Lease | None = None,
+) -> tuple[State, tuple[Action, ...]]:
+    """The first state of a run under way."""
+    cores = placement.cores_by_node
+    if lease is not None:
+        cores = tuple(min(n, lease.holding.cores.get(at.node_id, 0)) for n, at in zip(cores, nodes.usable, strict=True))
     fleet = Fleet(
         terms=terms,
         bounds=bounds,
-        core_cpus=task_cpus(nodes.usable, terms.worker, bounds),
+        # A leased core is a CPU.
+        core_cpus=task_cpus(nodes.usable, terms.worker, bounds) if lease is None else 1.0,
         now_s=event.now_s,
         placement=placement,
         workers_goal=placement.workers,
         nodes=nodes,
-        used=used,
+        used=Counter({n.node_id: count for n, count in zip(nodes.usable, cores, strict=True) if count}),
         start=Start(since_s=event.now_s),
         usd_per_core=usd_per_core(nodes, terms),
+        lease=lease,
+        pinned=None if lease is None else placement.workers,
+        allotment={} if lease is None else lease.holding.workers,
     )
     turn = _Turn(fleet)
     turn.do(Ask(missing={}), *events)
@@ -153,6 +193,11 @@ def _start(state: Starting, event: Event) -> tuple[State, tuple[Action, ...]]:
 
 def _in_words(bundle: Bundle) -> str:
     return " + ".join(f"{amount:g} {name}" for name, amount in bundle)
+
+
+def leased_event(lease: Lease) -> Leased:
+    """What the user hears of a lease."""
+    return Leased(workers=lease.holding.worker_count, cores=lease.holding.core_count, reason=lease.reason)
 
 
 # -- a run under way ---------------------------------------------------------------------------------------------------
@@ -211,6 +256,8 @@ class _Turn:
                 self._workers_ended(event)
             case ResumeAsked():
                 self._resume(event)
+            case LeaseSeen():
+                self._note_lease(event.lease)
             case _ as never:
                 assert_never(never)
 
@@ -236,9 +283,7 @@ class _Turn:
         room = self.fleet.room
         if not event.allotment:
             return room.placed(event.split.workers)
-        held = [event.allotment.get(node.node_id, 0) for node in room.nodes.usable]
-        placement = room.placed_as(held)
-        return placement if placement is not None and placement.workers == event.split.workers else None
+        return self._placed_by_node(event.allotment) if sum(event.allotment.values()) == event.split.workers else None
 
     def _want_workers(self, event: WorkersWanted) -> None:
         fleet = self.fleet
@@ -272,18 +317,21 @@ class _Turn:
         if fleet.stop or isinstance(fleet.phase, Paused):
             self.do(Ignored(event=event, reason="the run is ending" if fleet.stop else "the run is paused"))
             return
+        self._begin_pause()
+
+    def _begin_pause(self, *, for_others: bool = False) -> None:
         # A change that is under way ends with this group, too: what follows it is decided anew after the pause.
-        self._set(phase=Paused(), ends_group=fleet.group.attempt)
+        self._set(phase=Paused(for_others=for_others), ends_group=self.fleet.group.attempt)
         self.do(Ask(missing={}))
 
     def _workers_ended(self, event: WorkersEnded) -> None:
         """End preprocessing: the workers have committed, and need no more data."""
         fleet = self.fleet
-        waits = isinstance(fleet.phase, Paused) and fleet.phase.reshape is None
-        if not waits or event.serial != fleet.published.serial:
+        phase = fleet.phase
+        if not isinstance(phase, Paused) or phase.reshape is not None or event.serial != fleet.published.serial:
             return
         number = fleet.reshapes + 1
-        self._set(phase=Paused(reshape=number), used=Counter(), reshapes=number)
+        self._set(phase=dataclasses.replace(phase, reshape=number), used=Counter(), reshapes=number)
         self.do(Reshape(number=number, nodes=(), stores=fleet.room.stores(), timeout_s=ROOM_TIMEOUT_S))
 
     def _resume(self, event: ResumeAsked) -> None:
@@ -295,9 +343,53 @@ class _Turn:
         self._set(phase=Stranded(), ends_group=fleet.group.attempt, without_commit=False)
         self._leave_strand()
 
+    # -- a lease -----------------------------------------------------------------------------------------------------
+
+    def _note_lease(self, lease: Lease) -> None:
+        """Note what the arbiter lets the run hold. What it withdraws from preprocessing ends now, and the next look at the cluster, which
+        shows the room of this lease, does the rest."""
+        before, phase = self.fleet.lease, self.fleet.phase
+        self._set(lease=lease)
+        if before is None or not same(before.holding, lease.holding):
+            self.do(leased_event(lease))
+        if isinstance(phase, Steady):
+            nodes = self.fleet.room.node_ids(self.fleet.cores_by_node(self.fleet.placement))
+            if Counter(nodes) != self.fleet.used:
+                self._reshape(self.fleet.placement)
+
+    def _follow_lease(self, lease: Lease) -> None:
+        """Change the workers to those of a lease."""
+        fleet, holding = self.fleet, lease.holding
+        stranded = isinstance(fleet.phase, Stranded)
+        if fleet.stop:
+            return
+        if not holding.worker_count:
+            # Whatever change is under way, its workers would start without a core that preprocesses for them.
+            if not isinstance(fleet.phase, Stranded | Paused):
+                self._begin_pause(for_others=True)
+            return
+        placement = self._placed_by_node(holding.workers)
+        if placement is None or (fleet.busy and not stranded):
+            return  # one of its nodes has just left, or a change is under way
+        if stranded:
+            self._set(pinned=placement.workers, allotment=holding.workers)
+            self._take_up(placement)
+        elif placement.held != fleet.placement.held and fleet.group.running and fleet.group.workers:
+            self._set(pinned=placement.workers, allotment=holding.workers)
+            self._make_room(placement, decided=True)
+
+    def _placed_by_node(self, workers: Mapping[str, int]) -> Placement | None:
+        """The placement of these workers by node id; None if they do not fit there."""
+        room = self.fleet.room
+        placement = room.placed_as([workers.get(node.node_id, 0) for node in room.nodes.usable])
+        return placement if placement is not None and placement.workers == sum(workers.values()) else None
+
     def _leave_strand(self) -> None:
         """Go on if workers fit again."""
         fleet = self.fleet
+        if fleet.lease is not None:
+            self._follow_lease(fleet.lease)
+            return
         wanted = max(fleet.workers_goal, fleet.placement.workers) if fleet.pinned is None else fleet.pinned
         if (placement := fleet.room.most(wanted)) is not None:
             self._take_up(placement)
@@ -334,7 +426,8 @@ class _Turn:
         # The old group still ends, or the new one has made no step yet.
         if fleet.group.attempt <= fleet.ends_group or not fleet.group.workers:
             return
-        if fleet.group.workers != phase.next.workers:
+        elsewhere = fleet.homes and set(fleet.homes) != set(fleet.group.nodes)
+        if fleet.group.workers != phase.next.workers or elsewhere:
             # This group started just before the orders reached the hub, for example after a failure.
             self._set(ends_group=fleet.group.attempt)
             return
@@ -406,8 +499,13 @@ class _Turn:
         if isinstance(self.fleet.phase, Paused):
             self._ask()
             return
-        if change is not None:
-            self._follow(change)
+        if fleet.lease is not None:
+            waits = isinstance(fleet.phase, Stranded) or not fleet.lease.holding.worker_count
+            if change is not None and not waits:
+                self._follow(change, Counter(fleet.room.node_ids(fleet.placement.held)))
+            self._follow_lease(fleet.lease)
+        elif change is not None:
+            self._follow(change, Counter())
         elif isinstance(self.fleet.phase, Stranded):
             self._leave_strand()
         # The nodes of the workers are under notice, although the same number of workers fits without them: they must
@@ -416,8 +514,8 @@ class _Turn:
             self._make_room(self.fleet.placement, at_once=True)
         self._ask()  # last: requests pause during a change
 
-    def _follow(self, change: NodesChange) -> None:
-        """Follow a change of the usable nodes."""
+    def _follow(self, change: NodesChange, workers: Mapping[str, int]) -> None:
+        """Follow a change of the usable nodes. ``workers``: those of a leased run, by node id."""
         usd = usd_per_core(self.fleet.nodes, self.fleet.terms)
         self._set(usd_per_core=self.fleet.usd_per_core if usd is None else usd)
         # New nodes show that the cluster grants something, so an earlier refusal no longer counts.
@@ -429,6 +527,8 @@ class _Turn:
         # Where only amounts have changed, as when another program ends, the workers stay on their nodes.
         same_nodes = not (change.left or change.leaving or change.joined) and isinstance(phase, Steady)
         staying = fleet.room.placed_as(fleet.placement.held) if same_nodes else None
+        if fleet.lease is not None:
+            going_on, staying = self._leased_places(fleet.lease, workers)
         placement = going_on or staying or fleet.room.most(fleet.placement.workers)
         self.do(
             ClusterChanged(
@@ -453,6 +553,15 @@ class _Turn:
             self._make_room(placement, at_once=True)
         else:
             self._take_up(placement)
+
+    def _leased_places(self, lease: Lease, workers: Mapping[str, int]) -> tuple[Placement | None, Placement | None]:
+        """Where the workers of a leased run go on with a change under way, and where they stay or go otherwise."""
+        leased, phase = self._placed_by_node(lease.holding.workers), self.fleet.phase
+        if isinstance(phase, MakingRoom | Committing):
+            if leased is not None:
+                self._set(pinned=leased.workers, allotment=lease.holding.workers)
+            return leased, None
+        return None, self._placed_by_node(workers) or leased
 
     def _strand(self, *, leaving: bool) -> None:
         """Wait for nodes: no number of workers fits. Workers whose nodes are about to leave commit within the notice."""
@@ -504,6 +613,9 @@ class _Turn:
     def _room_made(self, event: RoomMade) -> None:
         phase = self.fleet.phase
         if isinstance(phase, Paused) and phase.reshape == event.number:
+            if phase.for_others:
+                self._set(phase=Stranded(), ends_group=self.fleet.group.attempt, without_commit=False)
+                return
             self._set(phase=dataclasses.replace(phase, released=True))
             self.do(RunPaused())
             return

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from offload.arbiter.values import Lease, Report
 from offload.model.placement import Bundle, NodeResources
 from offload.pipeline.cache.spec import CacheSpec
 from offload.pipeline.feed.datasets import Cores, FeedDataset
@@ -61,6 +62,26 @@ class RunDesk(Protocol):
 
     def hear(self, tell: Callable[[int, Command], None]) -> None:
         """Call ``tell`` with each command and its number, from another thread."""
+
+
+class Tenancy(Protocol):
+    """A run's own side of the cluster's arbiter. Its calls do not wait. ``lease``: the newest lease, if any."""
+
+    @property
+    def lease(self) -> Lease | None:
+        """The newest lease; None before the first, and after :meth:`depart`."""
+
+    def start(self, changed: Callable[[], None]) -> None:
+        """Begin to listen. ``changed`` is called from another thread when there is another lease."""
+
+    def report(self, report: Report) -> None:
+        """Describe the run."""
+
+    def depart(self) -> None:
+        """Tell the arbiter that the run holds nothing, and wants nothing for now."""
+
+    def close(self) -> None:
+        """Depart, and listen no more: the run is over."""
 
 
 class Platform(Protocol):
@@ -132,6 +153,9 @@ class Platform(Protocol):
 
     def open_desk(self, directory: RunDirectory) -> RunDesk | None:
         """The desk at which others see and steer the run; None without a cluster, where there are no others."""
+
+    def open_tenancy(self) -> Tenancy:
+        """The run's side of the cluster's arbiter. Call it after :meth:`open_desk`. Raises ConfigError if there is no arbiter."""
 
     def start_hub(
         self, directory: RunDirectory, streams: dict[str, FeedDataset], cores: Cores, *, threads: int

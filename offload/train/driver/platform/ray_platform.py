@@ -38,6 +38,7 @@ from offload.train.hub.ray_hub import RayHub
 from offload.train.hub.run_names import named_hub
 from offload.train.steering.messages import RunState
 from offload.train.steering.registry import OwnDesk, open_desk, user_name
+from offload.train.steering.tenancy import RayTenancy
 
 NO_METRICS = "this Ray serves no metrics, so Prometheus finds none: start it again with ray[default] installed, or let the run start one"
 
@@ -119,6 +120,9 @@ class RayPlatform:
         self._desk = open_desk(state, self._holdings, self.process_env())
         self._run = self._desk.state.name
         return self._desk
+
+    def open_tenancy(self) -> RayTenancy:
+        return RayTenancy(self._run)
 
     def start_hub(
         self, directory: RunDirectory, streams: dict[str, FeedDataset], cores: Cores, *, threads: int

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 import torch
@@ -22,7 +22,7 @@ from offload import machine, preload
 from offload.actors.processes import Actor, Served, answer_calls, start_actor
 from offload.actors.starter import Starter
 from offload.actors.values import Answer
-from offload.errors import ConfigError
+from offload.errors import ConfigError, argument
 from offload.model.placement import NodeResources
 from offload.pipeline.cache.spec import CacheSpec, obstacle_here
 from offload.pipeline.feed.datasets import Cores, FeedDataset
@@ -145,6 +145,12 @@ class ThisMachine:
 
     def open_desk(self, directory: RunDirectory) -> None:
         return None  # nobody else shares these processes: signals steer the program
+
+    def open_tenancy(self) -> NoReturn:
+        raise ConfigError(
+            "an arbiter shares a Ray cluster, and this run uses this machine alone: name a cluster with "
+            f"{argument('address', 'HOST:PORT')}, or drop --arbiter (Cluster(arbiter=True))."
+        )
 
     def start_hub(
         self, directory: RunDirectory, streams: dict[str, FeedDataset], cores: Cores, *, threads: int

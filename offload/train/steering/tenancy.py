@@ -1,0 +1,133 @@
+"""A run's own side of the arbiter of its cluster: it reports, and learns of its leases.
+
+Its threads never call Ray without a connection: Ray would start a new cluster.
+
+Where it stops: :mod:`offload.train.driver.leasing` decides what a report says, and the run's state machine what a lease changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
+from offload.arbiter.values import Lease, Report
+from offload.errors import ConfigError, RunError
+from offload.train.cluster.holdings import ARBITER, NAMESPACE
+from offload.train.cluster.ray_processes import no_new_ray
+
+POLL_S = 30.0  # the arbiter answers after this long, whether or not there is another lease
+AGAIN_S = 1.0  # Ray may be starting the arbiter again
+_GONE = (ray.exceptions.RayError, RunError, RuntimeError, ValueError)
+
+
+class RayTenancy:
+    """The tenancy of one run. Its calls never wait, and never fail: a run keeps its last lease if the arbiter has gone.
+
+    Raises ConfigError if the cluster has no arbiter.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lease: Lease | None = None
+        self._report: Report | None = None  # the newest that was not sent yet
+        self._here = False  # whether the arbiter should know this run
+        self._condition = threading.Condition()
+        self._changed: Callable[[], None] = lambda: None
+        self._closed = False
+        try:
+            self._actor = _arbiter()
+        except ValueError:
+            raise ConfigError(
+                "the run asks for an arbiter, and none runs on this Ray cluster: start one with offload arbiter start, or drop "
+                "--arbiter (Cluster(arbiter=True))."
+            ) from None
+
+    @property
+    def lease(self) -> Lease | None:
+        """The newest lease; None before the first, and after :meth:`depart`."""
+        return self._lease
+
+    def start(self, changed: Callable[[], None]) -> None:
+        """Begin to listen. ``changed`` is called from another thread when there is another lease."""
+        self._changed = changed
+        for work in (self._send, self._listen):
+            threading.Thread(target=work, daemon=True, name=f"arbiter: {work.__name__[1:]}").start()
+
+    def report(self, report: Report) -> None:
+        """Describe the run. A newer report replaces one that was not sent yet."""
+        with self._condition:
+            self._report, self._here = report, True
+            self._condition.notify_all()
+
+    def depart(self) -> None:
+        """Tell the arbiter that the run holds nothing, and wants nothing for now."""
+        with self._condition:
+            if not self._here:
+                return
+            self._report, self._lease, self._here = None, None, False
+        with contextlib.suppress(*_GONE):
+            self._actor.depart.remote(self._name)
+
+    def close(self) -> None:
+        """Depart, and listen no more: the run is over."""
+        self.depart()
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()
+
+    def _send(self) -> None:
+        """Send reports, one at a time, so that they arrive in their order."""
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._report is not None or self._closed)
+                if self._closed:
+                    return
+                report, self._report = self._report, None
+            try:
+                with no_new_ray():
+                    self._take(ray.get(self._actor.report.remote(report)))
+            except _GONE:
+                self._find_again()
+
+    def _listen(self) -> None:
+        """Wait for leases that the arbiter changes between two reports."""
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: (self._here and self._lease is not None) or self._closed)
+                if self._closed:
+                    return
+                number = -1 if self._lease is None else self._lease.number
+            try:
+                with no_new_ray():
+                    self._take(ray.get(self._actor.changed.remote(self._name, number, POLL_S)))
+            except _GONE:
+                self._find_again()
+
+    def _find_again(self) -> None:
+        """Wait a moment, and find the arbiter: Ray may have started it again, or somebody another one."""
+        with self._condition:
+            if self._condition.wait_for(lambda: self._closed, AGAIN_S):
+                return
+        with contextlib.suppress(*_GONE), no_new_ray():
+            self._actor = _arbiter()
+
+    def _take(self, lease: Lease | None) -> None:
+        with self._condition:
+            known = self._lease
+            # The answer to a report may come later than a change that followed it.
+            if lease is None or not self._here or (known is not None and lease.number < known.number):
+                return
+            self._lease = lease
+            self._condition.notify_all()
+            news = known is None or known.number != lease.number or known.reason != lease.reason
+        if news:
+            self._changed()
+
+
+def _arbiter() -> Any:
+    """The handle of the arbiter. Raises ValueError if there is none."""
+    return ray.get_actor(ARBITER, namespace=NAMESPACE)

@@ -1,0 +1,274 @@
+"""Several runs and the ledger of an arbiter, without processes: real state machines, made-up hubs and workers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offload.adapt.observe import Seen
+from offload.arbiter.ledger import ClusterSeen as NodesSeen
+from offload.arbiter.ledger import Departed, Ledger, Reported, Tick, due, step
+from offload.arbiter.values import REPORT_S, Lease, Report
+from offload.errors import ConfigError
+from offload.model.placement import NodeResources, WorkerResources, beside
+from offload.train.config import BatchSize, Cluster
+from offload.train.driver.conductor import Conductor
+from offload.train.driver.fleet.messages import ClusterSeen, LeaseSeen, WorkersEnded
+from offload.train.driver.fleet.room import Terms
+from offload.train.driver.fleet.state import Fleet, Paused, Starting, Stranded
+from offload.train.driver.fleet.state_machine import step as step_of_run
+from offload.train.driver.leasing import Leasing, Wishes, check_sharing, held_by_others
+from offload.train.driver.steering import obey, state_of
+from offload.train.messages import News
+from offload.train.steering.messages import Command
+from tests.train.driver.fleet.made_up import NOTHING, Autoscaler, Hub, group, split_of
+
+WORKER = WorkerResources(cpus=1, gpus=1)
+NODES = tuple(
+    NodeResources(name=name, node_id=name, cpus=cpus, gpus=gpus, gpu_type="A10G" if gpus else None)
+    for name, cpus, gpus in (("a", 6, 2), ("b", 6, 2), ("c", 8, 0))
+)
+
+
+class Shared:
+    """A cluster that an arbiter shares."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.ledger = Ledger(started_at=self.now)
+        self.tell(NodesSeen(at=self.now, nodes=NODES))
+        self.runs: list[Tenant] = []
+
+    def tell(self, event: Reported | Departed | NodesSeen | Tick) -> None:
+        self.ledger, _ = step(self.ledger, event)
+
+    def begin(self, name: str, bounds: tuple[int, int] = (1, 4), **cluster: float) -> Tenant:
+        self.runs.append(Tenant(self, name, bounds, Cluster(arbiter=True, **cluster)))  # type: ignore[arg-type]
+        return self.runs[-1]
+
+    def turn(self, *, wait_s: float = 1.0) -> None:
+        """Let everybody look once."""
+        self.now += wait_s
+        if self.now >= due(self.ledger):
+            self.tell(Tick(at=self.now))
+        for run in self.runs:
+            run.turn()
+            self.check()
+
+    def settle(self) -> None:
+        for _ in range(40):
+            self.turn(wait_s=REPORT_S / 4)
+
+    def check(self) -> None:
+        """No node holds more than it has."""
+        for node in NODES:
+            workers = sum(run.homes[node.node_id] for run in self.runs)
+            cores = sum(run.hub.cores.count(node.node_id) for run in self.runs)
+            assert workers <= node.gpus
+            assert workers * WORKER.cpus + cores <= node.cpus
+
+
+class Tenant:
+    """A run on the shared cluster. Its workers end ``slow`` turns after they were told to."""
+
+    def __init__(self, shared: Shared, name: str, bounds: tuple[int, int], cluster: Cluster) -> None:
+        self.shared, self.name, self.slow = shared, name, 0
+        self.lease: Lease | None = None
+        terms = Terms(worker=WORKER, bounds=bounds, first=bounds)
+        wishes = Wishes(name=name, terms=terms, batch_size=BatchSize(initial=16, max=256), cluster=cluster)
+        self.leasing = Leasing(self, wishes, now=lambda: shared.now)
+        self.state: Starting = Starting(terms=terms)
+        self.conductor: Conductor | None = None
+        self.hub, self.attempt, self.running, self.ending = Hub(), 0, False, 0
+        self.homes: Counter[str] = Counter()
+
+    # -- its side of the arbiter, in this process
+
+    def start(self, changed: object) -> None: ...
+
+    def report(self, report: Report) -> None:
+        self.shared.tell(Reported(at=self.shared.now, report=report))
+        self.lease = self.shared.ledger.tenants[self.name].lease
+
+    def depart(self) -> None:
+        self.lease = None
+        self.shared.tell(Departed(at=self.shared.now, name=self.name))
+
+    def close(self) -> None:
+        self.depart()
+
+    # -- the run
+
+    @property
+    def fleet(self) -> Fleet:
+        assert self.conductor is not None
+        return self.conductor.fleet
+
+    @property
+    def shown(self) -> tuple[str, str]:
+        return state_of(self.fleet, self.news())
+
+    def news(self) -> News:
+        workers = self.homes.total() if self.running else 0
+        news = (
+            group(workers, self.attempt, nodes=tuple(self.homes))
+            if workers
+            else replace(NOTHING, attempts=self.attempt)
+        )
+        return replace(news, cores=(len(self.hub.cores), 0))
+
+    def turn(self) -> None:
+        if self.conductor is None:
+            self._try_to_start()
+            return
+        news = self.news()
+        self.conductor.handle(*self.leasing.look(self.fleet, news, Seen(), NODES))
+        fleet = self.fleet
+        held = fleet.room.node_ids(fleet.placement.held) if not isinstance(fleet.phase, Stranded) else ()
+        self._look(news, Counter(held))
+        self._obey()
+
+    def _try_to_start(self) -> None:
+        lease = self.leasing.wait()
+        if lease is None:
+            return
+        state, _ = step_of_run(self.state, LeaseSeen(lease=lease))
+        seen = ClusterSeen(now_s=self.shared.now, nodes=self._leased(lease, Counter()))
+        began, actions = step_of_run(state, seen)
+        if isinstance(began, Fleet):
+            self.hub.cores = tuple(began.used.elements())
+            self.conductor = Conductor(
+                began, actions, hub=self.hub, requests=Autoscaler(), tell=lambda event: None, free=dict
+            )  # fmt: skip
+            self._obey()
+
+    def _leased(self, lease: Lease | None, workers: Counter[str]) -> list[NodeResources]:
+        held = held_by_others(lease, NODES, WORKER, workers)
+        return [beside(node, held[node.node_id]) for node in NODES]
+
+    def _look(self, news: News, workers: Counter[str]) -> None:
+        assert self.conductor is not None
+        self.hub.room.made = True
+        self.conductor.look(news, self._leased(self.fleet.lease, workers))
+        if isinstance(self.fleet.phase, Paused) and not self.running:
+            self.conductor.handle(WorkersEnded(serial=self.hub.orders.serial))
+
+    def _obey(self) -> None:
+        orders = self.hub.orders
+        if self.running and orders.ends_group >= self.attempt:
+            self.ending += 1
+            if self.ending > self.slow:
+                self.running, self.ending, self.homes = False, 0, Counter()
+        elif not self.running and orders.workers:
+            assert len(orders.homes) == orders.workers, "the arbiter has chosen the nodes"
+            self.attempt, self.running, self.homes = self.attempt + 1, True, Counter(orders.homes)
+
+    def end(self) -> None:
+        self.shared.runs.remove(self)
+        self.leasing.close()
+
+
+def allotted(run: Tenant) -> tuple[dict[str, int], dict[str, int]]:
+    """The workers and cores that the arbiter wants a run to have."""
+    holding = run.shared.ledger.tenants[run.name].lease.allotment.holding
+    return dict(+Counter(holding.workers)), dict(+Counter(holding.cores))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.data())
+def test_runs_reach_what_the_arbiter_wants_and_never_hold_more_than_there_is(data: st.DataObject) -> None:
+    shared = Shared()
+    for number in range(data.draw(st.integers(1, 8), label="events")):
+        if shared.runs and data.draw(st.integers(0, 3)) == 0:
+            data.draw(st.sampled_from(shared.runs)).end()
+        else:
+            least = data.draw(st.integers(1, 3))
+            run = shared.begin(
+                f"run {number}", (least, data.draw(st.integers(least, 4))), priority=data.draw(st.integers(0, 2))
+            )
+            run.slow = data.draw(st.integers(0, 6))
+        for _ in range(data.draw(st.integers(0, 30))):
+            shared.turn(wait_s=data.draw(st.sampled_from([0.5, 5.0])))
+    shared.settle()
+    for run in shared.runs:
+        workers, cores = allotted(run)
+        assert dict(run.homes) == workers
+        assert dict(Counter(run.hub.cores)) == cores
+        if run.conductor is not None:
+            assert (run.shown[0] == "waiting") == (not workers)
+
+
+def test_a_run_of_higher_priority_gets_its_least_and_the_other_waits_then_goes_on() -> None:
+    shared = Shared()
+    first = shared.begin("first", (3, 4))
+    shared.settle()
+    assert first.homes.total() >= 3
+    urgent = shared.begin("urgent", (2, 2), priority=1)
+    shared.settle()
+    assert urgent.homes.total() == 2
+    assert first.homes.total() == 0
+    assert not first.hub.cores
+    assert first.shown[0] == "waiting"
+    assert first.shown[1].startswith("the arbiter: ")
+    urgent.end()
+    shared.settle()
+    assert first.homes.total() >= 3
+    assert first.shown == ("training", "")
+
+
+def test_an_expired_lease_allows_nothing_new() -> None:
+    shared = Shared()
+    run = shared.begin("run", (1, 1))
+    shared.settle()
+    lease = run.lease
+    assert lease is not None
+    more = replace(lease, number=lease.number + 1, holding=replace(lease.holding, cores={"a": 5, "b": 6, "c": 8}))
+    run.report = lambda report: None  # type: ignore[method-assign]  # the arbiter has gone
+    run.lease = more
+    shared.now = more.expires_at
+    before = run.hub.cores
+    run.turn()
+    assert run.hub.cores == before
+    shared.now = more.expires_at - 1
+    run.turn()
+    assert len(run.hub.cores) == 19
+
+
+def test_an_arbitrated_run_refuses_a_resize_and_can_be_paused() -> None:
+    shared = Shared()
+    run = shared.begin("run", (1, 1))
+    shared.settle()
+    sizes = BatchSize(initial=16)
+    refused = obey(Command(action="resize", workers=1), run.fleet, split_of(1), sizes)
+    assert "the arbiter chooses its workers" in str(refused)
+    events = obey(Command(action="pause"), run.fleet, split_of(1), sizes)
+    assert isinstance(events, list)
+    assert run.conductor is not None
+    run.conductor.handle(*events)
+    shared.settle()
+    assert run.homes.total() == 0
+    assert "run" not in shared.ledger.tenants
+    resumed = obey(Command(action="resume"), run.fleet, split_of(1), sizes)
+    assert isinstance(resumed, list)
+    run.conductor.handle(*resumed)
+    shared.settle()
+    assert run.homes.total() == 1
+
+
+@pytest.mark.parametrize(
+    ("cluster", "scheduled", "executed", "error"),
+    [
+        (Cluster(arbiter=True, autoscale_workers=True), False, [], "an arbiter shares the cluster as it is"),
+        (Cluster(arbiter=True), True, [], "and so does the schedule: drop one of them"),
+        (Cluster(arbiter=True), False, ["train"], "Ray Data executes train on cores of its own choice"),
+    ],
+)
+def test_what_cannot_be_left_to_an_arbiter_is_refused(
+    cluster: Cluster, scheduled: bool, executed: list[str], error: str
+) -> None:
+    with pytest.raises(ConfigError, match=error):
+        check_sharing(cluster, scheduled=scheduled, executed=executed)
