@@ -121,6 +121,7 @@ def _placed(holding: Holding) -> tuple[str | None, Any]:
 def _job(job: Any, info: Any, held: tuple[str | None, Any]) -> Job:
     kind, nodes = held
     workers = {f"{kind}/{node}": list(nodes).count(node) for node in sorted(set(nodes))}
+    starting = bool(nodes) and info.scaling_underway  # it is let start, as under Sia's policy
     measured: dict[str, Any] = {}
     known = [name for name in KINDS if job.perf_params[name] is not None]
     if known and job.grad_params is not None:
@@ -138,12 +139,11 @@ def _job(job: Any, info: Any, held: tuple[str | None, Any]) -> Job:
     return Job(
         name=job.name,
         worker=WorkerResources(cpus=0.0, gpus=1.0),
-        workers=(1, int(max(info.max_replicas.values()))),
+        workers=(len(nodes),) * 2 if starting else (1, int(max(info.max_replicas.values()))),
         age_s=float(info.age),
         restarts=int(info.num_restarts),
         restart_s=float(job.max_rescale_time),
-        # As under Sia's policy, a job that is starting is let start.
-        preemptible=not info.scaling_underway,
+        preemptible=not starting,
         present=Holding(kind=kind, workers=workers),
         **measured,
     )

