@@ -98,7 +98,8 @@ class OffloadGroup(click.Group):
             raise
         except OffloadError as error:
             options = options_of(self.get_command(ctx, ctx.invoked_subcommand or ""))
-            click.echo("\n".join((f"offload: {error.naming(options)}", *getattr(error, "__notes__", ()))), err=True)
+            if not getattr(error, "told", False):
+                click.echo("\n".join((f"offload: {error.naming(options)}", *getattr(error, "__notes__", ()))), err=True)
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
             click.echo(SAID if ctx.invoked_subcommand in _RESUMED else SAID_OF_OTHERS, err=True)

@@ -590,5 +590,5 @@ def test_names_of_commands_and_options_are_frozen() -> None:
 def test_an_unknown_option_is_refused_with_a_hint(script: Path) -> None:
     done = offload("run", script, "--overwite")
     assert done.returncode == 2
-    assert re.search("Did you mean '?--overwrite", done.stderr)
+    assert re.search("Did you mean.*--overwrite", done.stderr)
     assert done.stderr.startswith("Usage: offload run")

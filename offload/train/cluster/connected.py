@@ -13,7 +13,9 @@ INSTANCE_TYPE = "instance-type"  # the label with a node's instance type
 
 
 class ControlLostError(RunError):
-    """A process of Ray has ended, and the run cannot go on without it."""
+    """A process of Ray has ended, and the run cannot go on without it. ``told``: whether the user has read the error already."""
+
+    told = False
 
 
 @dataclass(frozen=True, kw_only=True)

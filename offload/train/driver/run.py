@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 import threading
 import time
 from collections import Counter
@@ -630,11 +631,18 @@ class Run:
     def _lost(self, what: str) -> NoReturn:
         """End the run: Ray has ended."""
         text = f"{what}. The same command resumes from the last checkpoint."
+        error = ControlLostError(text)
         with handled() as interrupts:
-            interrupts.end_within(LOST_END_S, f"offload: {text}", ControlLostError.exit_code)
+            interrupts.end_within(LOST_END_S, f"offload: {text}", error.exit_code)
         self.directory.write("error.txt", text + "\n")
         self.log.finish("failed", None, error=text)
-        raise ControlLostError(text)
+        if interrupts.last_resort is not None:  # a command
+            # Ray's other processes end now, too, and Ray may end this one before its connection is closed.
+            sys.stderr.write(f"offload: {text}\n")
+            sys.stderr.flush()
+            error.told = True
+            interrupts.end_within(LOST_END_S, "", error.exit_code)
+        raise error
 
     def _failed(self, error: BaseException) -> None:
         self.directory.write("error.txt", whole_story(error))
