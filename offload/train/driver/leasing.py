@@ -28,7 +28,6 @@ from offload.train.driver.platform.platform import Tenancy
 from offload.train.messages import TRAIN, News
 from offload.train.worker.data.slice_fetcher import PREFETCH_BLOCKS
 
-MOST_WORKERS = 64  # beyond that, a run says so by its bounds
 MOST_CORES = 1 << 20
 
 
@@ -179,7 +178,7 @@ def job_of(
         wire_bytes_per_sample=rates.get("wire_bytes_per_sample", 0.0),
         overlap=overlap_of_queue(PREFETCH_BLOCKS, max(rates.get("variation", 0.0), LEAST_VARIATION)),
         worker=terms.worker,
-        workers=(least, min(most, max(MOST_WORKERS, least))),
+        workers=(least, most),
         cores=(1, MOST_CORES),
         measured_workers=max((workers for _, workers, _ in seen.steps), default=None) if measured else None,
         weight=wishes.cluster.weight,
