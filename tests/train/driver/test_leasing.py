@@ -182,7 +182,7 @@ def allotted(run: Tenant) -> tuple[dict[str, int], dict[str, int]]:
 @given(st.data())
 def test_runs_reach_what_the_arbiter_wants_and_never_hold_more_than_there_is(data: st.DataObject) -> None:
     shared = Shared()
-    for number in range(data.draw(st.integers(1, 8), label="events")):
+    for number in range(data.draw(st.integers(1, 6), label="events")):
         if shared.runs and data.draw(st.integers(0, 3)) == 0:
             data.draw(st.sampled_from(shared.runs)).end()
         else:
@@ -191,7 +191,7 @@ def test_runs_reach_what_the_arbiter_wants_and_never_hold_more_than_there_is(dat
                 f"run {number}", (least, data.draw(st.integers(least, 4))), priority=data.draw(st.integers(0, 2))
             )
             run.slow = data.draw(st.integers(0, 6))
-        for _ in range(data.draw(st.integers(0, 30))):
+        for _ in range(data.draw(st.integers(0, 12))):
             shared.turn(wait_s=data.draw(st.sampled_from([0.5, 5.0])))
     shared.settle()
     for run in shared.runs:
