@@ -97,15 +97,20 @@ def test_a_task_tells_how_long_it_waited_for_its_first_file() -> None:
 
     accounts.collect()
     ahead = ReadAhead(read)
-    for first in ("a", "bad"):
+
+    def waited(first: str) -> bool:
         ahead.begin([first, *"bcdefgh"])
         with contextlib.suppress(OSError):
             ahead.get(first)
         waited_s = accounts.collect().first_wait_s
-        assert waited_s > late_s / 2
         for path in "bcdefgh":
             ahead.get(path)
         assert accounts.collect().first_wait_s == 0
+        return waited_s > late_s / 2
+
+    for first in ("a", "bad"):
+        # On a busy machine, this thread may come to ask for the file only once it is there.
+        assert any(waited(first) for _ in range(100))
 
 
 def test_few_large_files_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:

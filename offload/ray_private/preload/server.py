@@ -162,6 +162,8 @@ def _imported(modules: list[str], owner_ended: int, path: str, signs: int = sele
             # If a node lacks a module, its processes lack it, too, and report that.
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()  # or each fork would print again what a module has printed
     gc.collect()
     gc.freeze()  # a collection in a fork would write to, and so copy, all these objects
     gc.enable()
