@@ -83,5 +83,11 @@ class OneByOneOrByFile(LoadScopeScheduling):
         return crashed
 
     def _reschedule(self, node: WorkerController) -> None:
-        if node in self.registered_collections:  # the successor of a process that has died collects first
-            super()._reschedule(node)
+        if node not in self.registered_collections:  # the successor of a process that has died collects first
+            return
+        super()._reschedule(node)
+        # A process holds back its last test until more come, or it knows that none will.
+        while self.workqueue and not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+            self._assign_work_unit(node)
+        if not self.workqueue:
+            node.shutdown()

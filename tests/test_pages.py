@@ -202,7 +202,7 @@ def test_the_picture_and_the_table_have_all_phases() -> None:
 
 # --- Docstrings --------------------------------------------------------------------------------------------------------
 
-NO_MEMBERS = ("__version__", "collate", "notebook", "runs", "transforms")
+NO_MEMBERS = ("__version__", "arbiter", "collate", "notebook", "runs", "transforms")
 PUBLIC = {name: getattr(offload, name) for name in offload.__all__ if name not in NO_MEMBERS}
 PUBLIC |= {f"collate.{name}": getattr(collate, name) for name in collate.__all__}
 PUBLIC |= {f"transforms.{name}": getattr(transforms, name) for name in transforms.__all__}

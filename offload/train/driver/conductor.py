@@ -73,7 +73,11 @@ def wait_for_start(
                 held = held_by_others(lease, whole, terms.worker, {})
                 cluster = dataclasses.replace(cluster, whole=whole, held=held)
                 state, _ = step(state, LeaseSeen(lease=lease))
-            state, actions = step(state, _cluster_seen(platform, cluster, leased=leasing is not None))
+            if leasing is None:
+                seen = _cluster_seen(platform, cluster)
+            else:
+                seen = ClusterSeen(now_s=time.monotonic(), nodes=cluster.nodes)
+            state, actions = step(state, seen)
             if isinstance(state, Fleet):
                 return cluster, state, actions
             for action in actions:
@@ -90,10 +94,8 @@ def wait_for_start(
         requests.close()
 
 
-def _cluster_seen(platform: Platform, cluster: ConnectedCluster, *, leased: bool) -> ClusterSeen:
-    """The cluster as the state machine sees it before the run starts, including who holds its CPUs. ``leased``: an arbiter shares it."""
-    if leased:
-        return ClusterSeen(now_s=time.monotonic(), nodes=cluster.nodes)
+def _cluster_seen(platform: Platform, cluster: ConnectedCluster) -> ClusterSeen:
+    """The cluster as the state machine sees it before the run starts, including who holds its CPUs."""
     shown, by = parts_held(cluster.held_of_all()), platform.holders() if cluster.held else ""
     return ClusterSeen(
         now_s=time.monotonic(),
