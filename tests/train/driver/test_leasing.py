@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import offload
 from offload.adapt.observe import Seen
 from offload.arbiter.ledger import ClusterSeen as NodesSeen
 from offload.arbiter.ledger import Departed, Ledger, Reported, Tick, due, step
@@ -272,3 +276,26 @@ def test_what_cannot_be_left_to_an_arbiter_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=error):
         check_sharing(cluster, scheduled=scheduled, executed=executed)
+
+
+def trainer(**named: Any) -> offload.Trainer:
+    rows = [{"x": torch.tensor(float(n))} for n in range(64)]
+    return offload.Trainer(lambda ctx: None, datasets={"train": offload.from_torch(rows)}, batch_size=16, **named)
+
+
+def test_a_weight_or_priority_without_an_arbiter_is_refused() -> None:
+    for values in ({"weight": 2.0}, {"priority": 1}):
+        with pytest.raises(ConfigError, match=r"matters only with an arbiter: add Cluster\(arbiter=True\), or drop it"):
+            trainer().with_sharing(**values)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="Cluster: weight must be greater than 0"):
+        trainer().with_sharing(arbiter=True, weight=-1.0)
+    with pytest.raises(ConfigError, match="Cluster: priority must be a whole number"):
+        Cluster(priority=0.5)  # type: ignore[arg-type]
+    shared = trainer().with_sharing(arbiter=True, weight=2.0, priority=1).cluster
+    assert (shared.arbiter, shared.weight, shared.priority) == (True, 2.0, 1)
+
+
+def test_a_machine_alone_has_no_arbiter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(ConfigError, match=r"this run uses this machine alone: name a cluster with address='HOST:PORT'"):
+        trainer(cluster=Cluster(arbiter=True)).fit(run_dir=tmp_path / "run", quiet=True)
