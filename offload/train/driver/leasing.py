@@ -126,7 +126,7 @@ def holding_of(fleet: Fleet, leaving: Mapping[str, int]) -> Holding:
     cores = dict(fleet.used | Counter(leaving))
     phase = fleet.phase
     if isinstance(phase, Stranded):
-        return Holding(cores={})
+        return Holding(cores=cores)  # its workers are lost, and preprocessing goes on elsewhere
     held = [fleet.placement.held]
     if isinstance(phase, MakingRoom | Committing):
         begun = isinstance(phase, Committing) and fleet.group.attempt > fleet.ends_group

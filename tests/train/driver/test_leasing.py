@@ -18,6 +18,7 @@ from offload.arbiter.ledger import ClusterSeen as NodesSeen
 from offload.arbiter.ledger import Departed, Ledger, Reported, Tick, due, step
 from offload.arbiter.values import REPORT_S, Lease, Report
 from offload.errors import ConfigError
+from offload.model.allocation.values import Holding
 from offload.model.placement import NodeResources, WorkerResources, beside
 from offload.train.config import BatchSize, Cluster
 from offload.train.driver.conductor import Conductor
@@ -25,7 +26,7 @@ from offload.train.driver.fleet.messages import ClusterSeen, LeaseSeen, WorkersE
 from offload.train.driver.fleet.room import Terms
 from offload.train.driver.fleet.state import Fleet, Paused, Starting, Stranded
 from offload.train.driver.fleet.state_machine import step as step_of_run
-from offload.train.driver.leasing import Leasing, Wishes, check_sharing, held_by_others
+from offload.train.driver.leasing import Leasing, Wishes, check_sharing, held_by_others, holding_of
 from offload.train.driver.steering import obey, state_of
 from offload.train.messages import News
 from offload.train.steering.messages import Command
@@ -222,6 +223,24 @@ def test_a_run_of_higher_priority_gets_its_least_and_the_other_waits_then_goes_o
     shared.settle()
     assert first.homes.total() >= 3
     assert first.shown == ("training", "")
+
+
+def test_a_run_that_loses_its_workers_gives_its_cores_back_once_the_arbiter_asks() -> None:
+    shared = Shared()
+    run = shared.begin("run", (2, 2))
+    shared.settle()
+    assert run.conductor is not None
+    assert run.lease is not None
+    left = [node for node in run._leased(run.lease, Counter()) if node.node_id not in run.homes]
+    run.conductor.look(replace(NOTHING, attempts=1), left)
+    assert isinstance(run.fleet.phase, Stranded)
+    assert run.fleet.used
+    assert dict(holding_of(run.fleet, {}).cores) == dict(run.fleet.used)
+    nothing = replace(run.lease, number=run.lease.number + 1, holding=Holding())
+    run.conductor.handle(LeaseSeen(lease=nothing))
+    run.conductor.look(replace(NOTHING, attempts=1), left)
+    assert holding_of(run.fleet, {}) == Holding()
+    assert run.hub.cores == ()
 
 
 def test_an_expired_lease_allows_nothing_new() -> None:

@@ -330,9 +330,14 @@ class _Turn:
         phase = fleet.phase
         if not isinstance(phase, Paused) or phase.reshape is not None or event.serial != fleet.published.serial:
             return
-        number = fleet.reshapes + 1
-        self._set(phase=dataclasses.replace(phase, reshape=number), used=Counter(), reshapes=number)
-        self.do(Reshape(number=number, nodes=(), stores=fleet.room.stores(), timeout_s=ROOM_TIMEOUT_S))
+        self._release_cores(ROOM_TIMEOUT_S)
+        self._set(phase=dataclasses.replace(phase, reshape=self.fleet.reshapes))
+
+    def _release_cores(self, timeout_s: float = 0.0) -> None:
+        """End preprocessing. Above 0, :class:`RoomMade` follows."""
+        number = self.fleet.reshapes + 1
+        self._set(used=Counter(), reshapes=number)
+        self.do(Reshape(number=number, nodes=(), stores=self.fleet.room.stores(), timeout_s=timeout_s))
 
     def _resume(self, event: ResumeAsked) -> None:
         fleet = self.fleet
@@ -367,6 +372,8 @@ class _Turn:
             # Whatever change is under way, its workers would start without a core that preprocesses for them.
             if not isinstance(fleet.phase, Stranded | Paused):
                 self._begin_pause(for_others=True)
+            elif stranded and fleet.used:  # its workers were lost, and others need its cores
+                self._release_cores()
             return
         placement = self._placed_by_node(holding.workers)
         if placement is None or (fleet.busy and not stranded):
