@@ -19,6 +19,7 @@ LAYERS = [
     {"offload.__main__", "offload.arbiter", "offload.cli", "offload.demo_data", "offload.notebook", "offload.runs"},
     {"offload.launch"},
     {"offload.probe"},
+    {"offload.inference"},
     {"offload.loader", "offload.collate", "offload.callbacks"},
     # Rooms of offload.train, by process: the driver starts the workers, and both talk to the run's actor.
     {"offload.train.driver"},
