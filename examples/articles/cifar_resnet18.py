@@ -1,7 +1,7 @@
-"""Claim (Getting Started with Distributed Machine Learning with PyTorch and Ray, 2021): one parameter takes a ResNet-18 to more GPUs.
+"""Claim: one parameter takes a ResNet-18 on CIFAR-10 from one worker to several.
 
-The article trains on CIFAR-10 with RaySGD, the ancestor of Ray Train. Its parameter ``num_workers`` is ``--workers`` here, and preprocessing
-takes every core that the workers leave:
+The claim is that of *Getting Started with Distributed Machine Learning with PyTorch and Ray* (2021). The article uses RaySGD, the
+ancestor of Ray Train. Its parameter ``num_workers`` is ``--workers`` here. Preprocessing takes every core that the workers leave:
 
     offload run examples/articles/cifar_resnet18.py        # 32×32 crops of generated images, a narrow network, one worker
     offload run examples/articles/cifar_resnet18.py --cpus-per-worker 0.5 --run-dir runs/two -- --workers 2

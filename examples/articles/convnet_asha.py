@@ -1,7 +1,8 @@
-"""Claim (Getting Started with Distributed Machine Learning with PyTorch and Ray, 2021): ASHA ends poor trials early, and better ones get their time.
+"""Claim: ASHA ends poor trials of a ConvNet early, and gives their time to better ones.
 
-The article tunes learning rate and momentum of a ConvNet with Ray Tune. The search space, the scheduler and ``Tuner`` are Ray's; a trial's
-batches come from ``offload.DataLoader``, and so from every CPU of the cluster:
+The claim is that of *Getting Started with Distributed Machine Learning with PyTorch and Ray* (2021). The article tunes learning rate
+and momentum with Ray Tune. The search space, the scheduler and ``Tuner`` are Ray's. A trial's batches come from ``offload.DataLoader``, and
+so from every CPU of the cluster:
 
     python examples/articles/convnet_asha.py                             # four trials on digits that scikit-learn ships
     RAY_ADDRESS=head:6379 python examples/articles/convnet_asha.py --mnist ROOT --trials 30 --epochs 10    # torchvision's MNIST in ROOT

@@ -1,7 +1,8 @@
-"""Claim (Elastic Deep Learning with Horovod on Ray, Uber 2021): training goes on when hosts come and go, and workers may double over time.
+"""Claim: a ResNet trains on when hosts come and go, and its workers may double over time.
 
-Elastic Horovod asks its user for host discovery, requests for resources and a decorated state; callbacks steer it. Here the run
-discovers hosts by itself, commits between steps, takes a schedule of workers, and tells callbacks what it does:
+The claim is that of *Elastic Deep Learning with Horovod on Ray* (2021). Elastic Horovod asks its user for host discovery,
+requests for resources and a decorated state; callbacks steer it. Here the run discovers hosts by itself and commits between steps. It
+takes a schedule of workers, and tells callbacks what it does:
 
     offload run examples/articles/elastic_resnet.py --cpus-per-worker 0.5    # one worker, and two from the second epoch on
     offload run examples/articles/elastic_resnet.py --address auto -- --workers 1 8         # as many as the cluster's hosts allow

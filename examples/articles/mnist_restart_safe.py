@@ -1,7 +1,8 @@
-"""Claim (AdaptDL on Ray, Petuum 2022): an elastic training loses neither its place in the data nor its sums when it is rescaled or restarted.
+"""Claim: a training on MNIST that is rescaled or restarted loses neither its place in the data nor its sums.
 
-The article converts PyTorch's MNIST program: loaders that know their place, epochs that count on, batches that grow, and an accumulator
-that adds up over all replicas. Here these are ``ctx.batches``, ``ctx.epochs``, ``BatchSize`` and ``ctx.accumulate``:
+The claim is that of *AdaptDL on Ray: Simple and Efficient Distributed Training* (2022). The article converts PyTorch's MNIST program:
+loaders that know their place, epochs that count on, batches that grow, and an accumulator over all replicas. Here these are
+``ctx.batches``, ``ctx.epochs``, ``BatchSize`` and ``ctx.accumulate``:
 
     offload run examples/articles/mnist_restart_safe.py                            # handwritten digits that scikit-learn ships
     offload run examples/articles/mnist_restart_safe.py --run-dir runs/real -- --mnist ROOT --epochs 14    # torchvision's MNIST in ROOT

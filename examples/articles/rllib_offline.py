@@ -1,8 +1,9 @@
-"""Claim (Getting Started with Distributed Machine Learning with PyTorch and Ray, 2021): RLlib takes a torch module of the user's own.
+"""Claim: RLlib takes a torch module of the user's own.
 
-Here its offline data comes through a Ray Dataset: rows of Parquet with frames as PNG, which ``see`` decodes on all CPUs. RLlib's behaviour
-cloning trains the module on it, and ``offload.Trainer`` the same module on the same Dataset with the same function. So nobody writes
-the preprocessing twice, and RLlib plays with either's weights:
+The claim is that of *Getting Started with Distributed Machine Learning with PyTorch and Ray* (2021). Here the module's
+offline data comes through a Ray Dataset: rows of Parquet with frames as PNG, which ``see`` decodes on all CPUs. RLlib's behaviour cloning
+trains the module on it. ``offload.Trainer`` trains the same module on the same rows with the same function. So nobody writes the
+preprocessing twice, and the module of RLlib takes either's weights:
 
     python examples/articles/rllib_offline.py                           # records 60 games, clones with both, plays
     python examples/articles/rllib_offline.py --episodes 5000 --iterations 2000 --epochs 20

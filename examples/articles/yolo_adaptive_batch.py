@@ -1,18 +1,21 @@
-"""Claim (Optimizing Elastic Deep Learning in GPU Clusters with AdaptDL, Petuum 2021): no fixed batch trains YOLO as fast as one that adapts.
+"""Claim: YOLO trains faster with a batch that adapts than with one that is too small or too large.
 
-The article replaces loader and model wrapper by AdaptDL's. Here ``BatchSize(initial, max)`` does it: the run measures throughput and
-gradient noise, chooses batch and accumulation by goodput, and lets learning rates follow:
+The claim is that of *Optimizing Elastic Deep Learning in GPU Clusters with AdaptDL for PyTorch* (2021). The article replaces
+loader and model wrapper by AdaptDL's. Here ``BatchSize(initial, max)`` does it: the run measures throughput and gradient noise. It chooses
+batch and accumulation by goodput, and lets learning rates follow:
 
     offload run examples/articles/yolo_adaptive_batch.py                      # up to 256 images
     offload run examples/articles/yolo_adaptive_batch.py -- --max-batch-size 16        # the fixed batch, for comparison
     offload run examples/articles/yolo_adaptive_batch.py --run-dir runs/real -- --pixels 416 --images 100000 --epochs 100 --width 64
 
 The detector has one scale and one box per cell. Its images are drawn: rectangles and ellipses on noise, as many boxes as shapes.
-``--paced S MS`` says how an accelerator would behave: it occupies the worker for S milliseconds a step and MS a sample, and computes
-nothing. The small network still trains on the CPU. So its figures are those of a paced accelerator, not of a GPU.
+
+``--paced A B`` adds a paced accelerator: it occupies the worker for A ms a step and B ms a sample, and computes nothing. The small network
+still trains on the CPU. Such figures are those of a paced accelerator, not of a GPU.
 """
 
 import argparse
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -59,7 +62,7 @@ class Detector(nn.Sequential):
     def __init__(self, width: int) -> None:
         layers: list[nn.Module] = []
         channels = [3, width, 2 * width, 4 * width, 4 * width]
-        for before, after in zip(channels, channels[1:], strict=False):
+        for before, after in pairwise(channels):
             layers += [nn.Conv2d(before, after, 3, 2, 1, bias=False), nn.BatchNorm2d(after), nn.LeakyReLU(0.1)]
         super().__init__(*layers, nn.Conv2d(channels[-1], 5 + CLASSES, 1))
 
@@ -101,7 +104,7 @@ def build() -> offload.Trainer:
     parser.add_argument("--workers", type=int, help="by default one per GPU, or one")
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument(
-        "--paced", type=float, nargs=2, default=(0.0, 0.0), metavar=("S", "MS"), help="a paced accelerator"
+        "--paced", type=float, nargs=2, default=(0.0, 0.0), metavar=("A", "B"), help="a paced accelerator"
     )
     args = parser.parse_args()
     shapes = offload.from_torch(Shapes(args.images, args.pixels), on_device=offload.Normalize(0.3, 0.3))
