@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from offload.engine import ADDRESS, program_uses_ray
+from offload import engine
 from offload.errors import ConfigError, OffloadError
 from offload.files import is_file
 from offload.model.checks import shown
@@ -71,9 +71,9 @@ def build_trainer(script: Path, args: tuple[str, ...], address: str | None = Non
     ``address``: the address of the run's cluster. Without one, a script that uses Ray in ``build()``, such as ``ray.data.range``, gets
     a Ray of its own. By itself, Ray would join any cluster that it finds on this machine, or wait for one that refuses it.
     """
-    local = address is None and ADDRESS not in os.environ
+    local = address is None and engine.ADDRESS not in os.environ
     if local:
-        os.environ[ADDRESS] = "local"
+        os.environ[engine.ADDRESS] = "local"
     build = load_script(script, args)
     try:
         trainer = build()
@@ -87,8 +87,12 @@ def build_trainer(script: Path, args: tuple[str, ...], address: str | None = Non
 
     if not isinstance(trainer, Trainer):
         raise ConfigError(f"build() in {script} returned {type(trainer).__name__}; it must return an offload.Trainer.")
-    if local and not program_uses_ray() and all(pipeline.dataset is None for pipeline in trainer.datasets.values()):
-        del os.environ[ADDRESS]  # the run needs no Ray
+    if (
+        local
+        and not engine.program_uses_ray()
+        and all(pipeline.dataset is None for pipeline in trainer.datasets.values())
+    ):
+        del os.environ[engine.ADDRESS]  # the run needs no Ray
     return trainer
 
 
