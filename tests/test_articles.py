@@ -19,13 +19,14 @@ from tests.helpers import ROOT
 ARTICLES = ROOT / "examples" / "articles"
 FEW = 40  # images, of which 32 are for training
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, where the examples leave data and runs."""
+    """The working directory, where the examples leave data and runs. Threads of torch would wait for one another on a busy machine."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     return tmp_path
 
 
@@ -51,7 +52,6 @@ def article(request: pytest.FixtureRequest, ray_cluster: None) -> Iterator[Any]:
     cloudpickle.unregister_pickle_by_value(module)
 
 
-@pytest.mark.usefixtures("this_machine")
 def test_resnet18_on_two_workers() -> None:
     few = ("--images", str(FEW), "--width", "4", "--epochs", "2", "--batch-size", "16", "--workers", "2")
     summary = fit(ARTICLES / "cifar_resnet18.py", *few, shared_cores=True)
@@ -59,7 +59,6 @@ def test_resnet18_on_two_workers() -> None:
     assert 0 <= summary["metrics"]["test_accuracy"] <= 1
 
 
-@pytest.mark.usefixtures("this_machine")
 def test_a_schedule_doubles_the_workers_of_the_elastic_resnet(capsys: pytest.CaptureFixture[str]) -> None:
     few = ("--images", str(FEW), "--batch-size", "16", "--epochs", "2", "--schedule", "0:1", "1:2")
     summary = fit(ARTICLES / "elastic_resnet.py", *few, shared_cores=True)
@@ -70,7 +69,6 @@ def test_a_schedule_doubles_the_workers_of_the_elastic_resnet(capsys: pytest.Cap
     assert "finished after 64 samples" in said
 
 
-@pytest.mark.usefixtures("this_machine")
 def test_mnist_adds_up_over_replicas() -> None:
     few = ("--samples", "96", "--epochs", "2", "--batch-size", "48", "--max-batch-size", "48")
     summary = fit(ARTICLES / "mnist_restart_safe.py", *few, shared_cores=True)
@@ -80,7 +78,6 @@ def test_mnist_adds_up_over_replicas() -> None:
     assert (metrics["test_accuracy"] * 397) == pytest.approx(round(metrics["test_accuracy"] * 397))
 
 
-@pytest.mark.usefixtures("this_machine")
 def test_yolo_trains_an_epoch_of_progress() -> None:
     summary = fit(
         ARTICLES / "yolo_adaptive_batch.py", *("--images", "64", "--width", "4", "--epochs", "1", "--paced", "1", "0")
@@ -99,7 +96,6 @@ def test_the_loss_of_a_detection_is_least_for_the_truth() -> None:
         assert yolo.detection_loss(turned, target) > 0.1
 
 
-@pytest.mark.usefixtures("this_machine")
 def test_ten_blurs() -> None:
     few = ("--samples", "8", "--batch-size", "4", "--depth", "1", "--uint8")
     summary = fit(ROOT / "examples" / "vit_blur.py", *few)
@@ -107,6 +103,7 @@ def test_ten_blurs() -> None:
     assert summary["input"]["train"]["wire_bytes_per_sample"] == pytest.approx(3 * 224**2, rel=0.01)
 
 
+@pytest.mark.ray
 @pytest.mark.parametrize("article", ["convnet_asha"], indirect=True)
 def test_tune_searches_with_asha(article: Any) -> None:
     results = article.search(trials=2, epochs=2, mnist=None)
@@ -116,6 +113,7 @@ def test_tune_searches_with_asha(article: Any) -> None:
     assert results.get_best_result().metrics["accuracy"] > 0.2
 
 
+@pytest.mark.ray
 @pytest.mark.parametrize("article", ["rllib_offline"], indirect=True)
 def test_rllib_and_the_trainer_clone_the_same_module(article: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     few = ["--episodes", "30", "--iterations", "4", "--epochs", "4"]

@@ -100,7 +100,7 @@ def main() -> tune.ResultGrid:
     parser.add_argument("--trials", type=int, default=4)
     parser.add_argument("--epochs", type=int, default=4, help="of the best trials")
     args = parser.parse_args()
-    ray.init(ignore_reinit_error=True)
+    ray.init(ignore_reinit_error=True, include_dashboard=False)
     results = search(args.trials, args.epochs, args.mnist)
     for result in sorted(results, key=lambda result: -result.metrics["accuracy"]):
         epochs = result.metrics["training_iteration"]

@@ -176,6 +176,7 @@ def main() -> dict[str, float]:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--lr", type=float, default=2e-3)
     args = parser.parse_args()
+    ray.init(ignore_reinit_error=True, include_dashboard=False)
     folder = record(args.data.resolve(), args.episodes)
     algo = algorithm(folder, args.batch_size, args.lr)
     module = algo.get_module()
