@@ -40,6 +40,7 @@ PUBLIC = [
     "parquet",
     "runs",
     "transforms",
+    "tune",
     "webdataset",
     "weighted",
 ]
