@@ -13,7 +13,7 @@ from offload.process.program_state import restored
 from offload.versions import check_versions, checks_by_itself
 
 if TYPE_CHECKING:
-    from offload import arbiter, collate, notebook, runs, transforms
+    from offload import arbiter, collate, notebook, runs, transforms, tune
     from offload.errors import ConfigError, OffloadError, RunError
     from offload.inference.predict import Prediction, predict
     from offload.inference.predictor import Predictor
@@ -94,6 +94,7 @@ __all__ = [
     "predict",
     "runs",
     "transforms",
+    "tune",
     "webdataset",
     "weighted",
 ]
@@ -103,7 +104,7 @@ def __getattr__(name: str) -> object:
     with restored():
         if name in _HOMES:
             return getattr(importlib.import_module(_HOMES[name]), name)
-        if name in ("arbiter", "collate", "notebook", "runs", "transforms"):
+        if name in ("arbiter", "collate", "notebook", "runs", "transforms", "tune"):
             return importlib.import_module(f"offload.{name}")
     raise AttributeError(f"module 'offload' has no attribute {name!r}")
 

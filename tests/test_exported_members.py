@@ -43,6 +43,7 @@ PUBLIC = [
     "predict",
     "runs",
     "transforms",
+    "tune",
     "webdataset",
     "weighted",
 ]
