@@ -152,7 +152,7 @@ def test_while_nothing_changes_workers_restart_only_where_that_is_worth_it(world
             (a.speedup or 0.0) * (kept if a.restarts else 1.0) for j in jobs if j.measured for a in [allotments[j.name]]
         ]
         weights = np.array([j.weight for j in jobs if j.measured])
-        return float(np.sum(weights * cost_of(np.array(worth), -1.0)))
+        return float(np.sum(weights**2 * cost_of(np.array(worth), -1.0)))
 
     assert cost(then) <= cost(first) * (1 + 1e-6)
 
@@ -291,10 +291,16 @@ def test_a_newcomer_has_its_least_workers_on_a_free_cluster(
         assert held.worker_count >= least
 
 
-def test_twice_the_weight_gets_more() -> None:
-    nodes = [node(f"n{i}", 4) for i in range(3)]
-    shared = counts(allocate([job("a", weight=4.0, workers=(1, 12)), job("b", workers=(1, 12))], nodes, Rules()))
-    assert shared["a"] == 2 * shared["b"]  # with p = −1, shares go as the square root of weights
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(1, 3), min_size=2, max_size=3), st.integers(1, 2), st.sampled_from([-4.0, -1.0, 0.0, 0.5]))
+def test_equal_jobs_share_in_the_ratio_of_their_weights(weights: list[int], times: int, power: float) -> None:
+    proportional = StepTime(0.0, 0.01, 0.0, 0.0, 0.0, 0.0)
+    jobs = [
+        job(f"j{w}", step_times={"A": proportional}, batch_size=5040, weight=float(weight), workers=(1, 18))
+        for w, weight in enumerate(weights)
+    ]
+    shared = counts(allocate(jobs, [node("n0", times * sum(weights), 64)], Rules(fairness=power)))
+    assert [shared[j.name] for j in jobs] == [times * weight for weight in weights]
 
 
 def test_an_input_bound_job_gets_cores_and_a_device_bound_one_the_gpus() -> None:

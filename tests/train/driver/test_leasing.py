@@ -131,7 +131,7 @@ class Tenant:
             self._try_to_start()
             return
         news = self.news()
-        self.conductor.handle(*self.leasing.look(self.fleet, news, Seen(), NODES))
+        self.conductor.handle(*self.leasing.look(self.fleet, news, Seen()))
         fleet = self.fleet
         held = fleet.room.node_ids(fleet.placement.held) if not isinstance(fleet.phase, Stranded) else ()
         self._look(news, Counter(held))
