@@ -313,10 +313,32 @@ def test_an_input_bound_job_gets_cores_and_a_device_bound_one_the_gpus() -> None
     assert shared["input"].holding.core_count > 8 > shared["device"].holding.core_count >= 1
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(-4.0, 2.0), min_size=1, max_size=4), st.integers(0, 8))
+def test_a_job_never_waits_for_more_cores_than_others_leave(powers: list[float], spare: int) -> None:
+    """However much preprocessing costs: a worker and a core make progress."""
+    jobs = [job(f"j{j}", core_seconds_per_sample=10.0**power) for j, power in enumerate(powers)]
+    nodes = [node("n0", len(jobs), 2 * len(jobs) + spare)]
+    shared = allocate(jobs, nodes, Rules())
+    assert all(a.holding.worker_count == 1 and a.holding.core_count >= 1 for a in shared.values())
+
+
 def test_a_job_without_measurements_gets_a_little_to_be_measured_with() -> None:
-    shared = allocate([job("new", step_times={}, workers=(1, 8))], [node("n0", 4)], Rules(first_cores=3))
+    new, paid = job("new", step_times={}, workers=(1, 8)), Rules(first_cores=3, usd_per_core_hour=0.01)
+    shared = allocate([new], [node("n0", 4)], paid)
     assert (shared["new"].holding.worker_count, shared["new"].holding.core_count) == (1, 3)
     assert "measured" in shared["new"].reason
+
+
+def test_cores_that_nobody_needs_go_to_those_that_were_not_measured_yet() -> None:
+    new = [job(f"new{i}", step_times={}, workers=(1, 8), cores=(1, most)) for i, most in enumerate((4, 64, 64))]
+    old = job("old", core_seconds_per_sample=0.001, workers=(1, 1))
+    shared = allocate([old, *new], [node("n0", 4, 32)], Rules(first_cores=2))
+    cores = {name: allotment.holding.core_count for name, allotment in shared.items()}
+    assert cores["new0"] == 4
+    assert abs(cores["new1"] - cores["new2"]) <= 1
+    assert sum(cores.values()) == 32 - 4, "none is idle"
+    assert cores["old"] == allocate([old], [node("n0", 1, 32)], Rules())["old"].holding.core_count
 
 
 def test_newcomers_share_the_few_cores_of_a_small_cluster() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import offload
-from offload.adapt.observe import Seen
+from offload.adapt.observe import Seen, StepSeen
 from offload.arbiter.ledger import ClusterSeen as NodesSeen
 from offload.arbiter.ledger import Departed, Ledger, Reported, Tick, due, step
 from offload.arbiter.values import REPORT_S, Lease, Report
@@ -26,7 +26,7 @@ from offload.train.driver.fleet.messages import ClusterSeen, LeaseSeen, WorkersE
 from offload.train.driver.fleet.room import Terms
 from offload.train.driver.fleet.state import Fleet, Paused, Starting, Stranded
 from offload.train.driver.fleet.state_machine import step as step_of_run
-from offload.train.driver.leasing import Leasing, Wishes, check_sharing, held_by_others, holding_of
+from offload.train.driver.leasing import Leasing, Wishes, check_sharing, held_by_others, holding_of, job_of
 from offload.train.driver.steering import obey, state_of
 from offload.train.messages import News
 from offload.train.steering.messages import Command
@@ -295,6 +295,19 @@ def test_what_cannot_be_left_to_an_arbiter_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=error):
         check_sharing(cluster, scheduled=scheduled, executed=executed)
+
+
+def test_preprocessing_that_waits_needs_cores_by_the_clock() -> None:
+    seen = Seen(
+        steps={(1, 1, 16): StepSeen(compute_s=0.1, last_s=0.1, weight=10.0)}, ceiling_samples_per_s=4000.0, cores=2
+    )
+    waits = replace(NOTHING, cores=(4, 0), rates={"train": {"input_pace_samples_per_s": 40.0}})
+    terms = Terms(worker=WORKER, bounds=(1, 4), first=(1, 4))
+    wishes = Wishes(name="run", terms=terms, batch_size=BatchSize(initial=16), cluster=Cluster(arbiter=True))
+    for cores in (waits, replace(waits, cores=(0, 0))):
+        job = job_of(wishes, Holding(), seen, cores, kind="A10G")
+        assert job.measured, "a run that waits for others knows what it has measured"
+        assert job.core_seconds_per_sample == (pytest.approx(4 / 40.0) if cores is waits else 2 / 4000.0)
 
 
 def trainer(**named: Any) -> offload.Trainer:
