@@ -155,7 +155,11 @@ def cluster(names: Sequence[str] = HOSTS) -> Iterator[tuple[Hosts, Path]]:
     specs = {name: HostSpec(shm_bytes=512 << 20) for name in names}
     with tempfile.TemporaryDirectory(prefix="arbitrated-") as folder, Hosts(specs) as hosts:
         hosts.start_ray(
-            head=names[0], num_cpus=dict.fromkeys(names, CORES), num_gpus=dict.fromkeys(names, ACCELERATORS), env=ENV
+            head=names[0],
+            num_cpus=dict.fromkeys(names, CORES),
+            num_gpus=dict.fromkeys(names, ACCELERATORS),
+            env=ENV,
+            deadline_s=DEADLINE_S,
         )
         yield hosts, Path(folder)
 
@@ -359,7 +363,8 @@ def main(rows: tuple[str, ...], repeats: int, as_json: bool, output: Path | None
         for row in rows or ROWS:
             key = {"row": row, "repeat": repeat}
             if not results.has(key):
-                results.add(key, ROWS[row]())
+                measured = ROWS[row]()
+                results.add(key, measured | {"processes_ready_to_run": round(os.getloadavg()[1], 1)})
     if not as_json:
         for table in tables(results.rows):
             Console().print(table)

@@ -141,7 +141,7 @@ class Rules:
         fairness: the exponent p of the power mean of speedups that the allocation maximises. 1: the sum, whoever it goes to; -1:
             as Pollux, about equal speedups; more negative: fairer. With 1, weights do not count.
         growth: the factor by which a job may outgrow the workers it was measured with.
-        first_cores: cores for each worker of a job that was not measured yet.
+        first_cores: cores for each worker of a job that was not measured yet, beside those that nobody is known to need.
         network_gbps: the network of one node; None: no limit.
         usd_per_gpu_hour: the price of one GPU of each kind, for the budget.
         usd_per_core_hour: the price of one core, for the budget.
