@@ -3,7 +3,7 @@
     python benchmarks/arbitrated_runs.py [--row ROW ...] [--repeats 2] [-o benchmarks/results/arbitrated_runs.json]
 
 All processes are real, and the hosts are network namespaces of this machine. What would need more of it is paced: preprocessing sleeps for
-its time of a core, and an accelerator for the time of its step. So 24 cores and 6 accelerators fit on two cores of the machine. One run is
+its time of a core, and an accelerator for the time of its step. So 12 cores and 6 accelerators fit on two cores of the machine. One run is
 bound by its input, the other by its accelerators. Each trains one epoch, and each sample must be trained once.
 
 Rows:
@@ -43,7 +43,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
 
 from benchmarks.cluster_sharing import Results
-from benchmarks.jobs.arbitrated_run import Settings
+from benchmarks.jobs.arbitrated_run import WORKER_CPUS, Settings
 from benchmarks.side_by_side import ROOT
 from offload.report.run_dir import read_lines
 from tests.emulation import Hosts, HostSpec
@@ -53,7 +53,7 @@ from tests.helpers import RAY_STARTS_NOTHING_AHEAD
 
 JOB = ROOT / "benchmarks" / "jobs" / "arbitrated_run.py"
 HOSTS = ("host-1", "host-2")
-CORES, ACCELERATORS = 12, 3  # of each host; a worker takes one of both
+CORES, ACCELERATORS = 6, 3  # of each host
 # Ray lets its processes wait behind all others of the machine, which on shared cores would slow the starts of runs.
 ENV = {"PYTHONPATH": str(ROOT), "RAY_worker_niceness": "0", **RAY_STARTS_NOTHING_AHEAD}
 DEADLINE_S = 280.0
@@ -62,10 +62,10 @@ KILL_AT_S = 45.0  # after both were submitted
 SETTLED_S = 40.0  # that the rate of runs with weights is measured, once neither changes
 
 INPUT = Settings(
-    name="input-bound", samples=8000, batch_size=20, core_s=0.25, alpha_s=0.02, beta_s=0.004, workers=(1, 6)
+    name="input-bound", samples=4000, batch_size=20, core_s=0.25, alpha_s=0.02, beta_s=0.004, workers=(1, 6)
 )
 DEVICE = Settings(
-    name="device-bound", samples=11_400, batch_size=60, core_s=0.025, alpha_s=0.02, beta_s=0.05, workers=(1, 6)
+    name="device-bound", samples=11_400, batch_size=60, core_s=0.015, alpha_s=0.02, beta_s=0.05, workers=(1, 6)
 )
 BOTH = (INPUT, DEVICE)
 LONG = 100_000  # samples: more than a run comes to
@@ -316,22 +316,20 @@ def ideals() -> dict[str, float]:
     accelerators, cores = len(HOSTS) * ACCELERATORS, len(HOSTS) * CORES
 
     def alone(settings: Settings, accelerators: int, cores: int, share: float = 1.0) -> float:
-        rates = (rate_of(settings, k, cores - k) for k in range(1, accelerators + 1))
+        rates = (rate_of(settings, k, int(cores - k * WORKER_CPUS)) for k in range(1, accelerators + 1))
         return share * settings.samples / max(rates)
 
     one, other = BOTH
     together = []
-    for k in range(1, accelerators):
-        for c in range(1, cores - accelerators):
-            for rest in range(1, accelerators - k + 1):
-                rates = rate_of(one, k, c), rate_of(other, rest, cores - c - k - rest)
-                if min(rates) <= 0:
-                    continue
-                times = one.samples / rates[0], other.samples / rates[1]
-                first = min(times)
-                last = one if times[0] > first else other
-                # Then the other has everything.
-                together.append(first + alone(last, accelerators, cores, 1 - first / max(times)))
+    for k, rest in itertools.product(range(1, accelerators), repeat=2):
+        free = int(cores - (k + rest) * WORKER_CPUS)
+        for c in range(1, free if k + rest <= accelerators else 0):
+            rates = rate_of(one, k, c), rate_of(other, rest, free - c)
+            times = one.samples / rates[0], other.samples / rates[1]
+            first = min(times)
+            last = one if times[0] > first else other
+            # Then the other has everything.
+            together.append(first + alone(last, accelerators, cores, 1 - first / max(times)))
     return {
         "after": sum(alone(settings, accelerators, cores) for settings in BOTH),
         "split": max(alone(settings, ACCELERATORS, CORES) for settings in BOTH),

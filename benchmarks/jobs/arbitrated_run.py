@@ -20,6 +20,8 @@ import offload
 from offload.paced import PacedAccelerator
 from tests.emulation.history import log_batch
 
+WORKER_CPUS = 0.25  # that a worker takes beside its accelerator
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -91,7 +93,7 @@ def main() -> None:
         workers=(least, most) if least < most else least,
         checkpoints=offload.Checkpoints(every_s=settings.every_s),
         cluster=offload.Cluster(arbiter=settings.arbiter, weight=settings.weight, priority=settings.priority),
-        scaling_config=ray.train.ScalingConfig(use_gpu=True, resources_per_worker={"CPU": 1, "GPU": 1}),
+        scaling_config=ray.train.ScalingConfig(use_gpu=True, resources_per_worker={"CPU": WORKER_CPUS, "GPU": 1}),
         train_loop_config={"folder": str(folder), "alpha_s": settings.alpha_s, "beta_s": settings.beta_s},
     ).fit(run_dir=folder / settings.name, address="auto", quiet=True)
 

@@ -323,6 +323,22 @@ def test_a_job_never_waits_for_more_cores_than_others_leave(powers: list[float],
     assert all(a.holding.worker_count == 1 and a.holding.core_count >= 1 for a in shared.values())
 
 
+def test_where_workers_leave_fewer_whole_cores_who_has_the_most_gives_one_up() -> None:
+    share = WorkerResources(cpus=0.25, gpus=1.0)
+    nodes = [node(name, 3, 6) for name in ("n0", "n1")]
+    bound = job(
+        "bound",
+        core_seconds_per_sample=0.25,
+        worker=share,
+        workers=(1, 1),
+        present=Holding(kind="A", workers={"n0": 1}, cores={"n0": 4, "n1": 5}),
+    )
+    fed = job("fed", step_times={"A": StepTime(0.02, 0.05, 0.0, 0.0, 0.0, 0.0)}, batch_size=60, worker=share,
+              workers=(5, 5), core_seconds_per_sample=0.015)  # fmt: skip
+    shared = allocate([bound, fed], nodes, Rules())
+    assert {name: a.holding.core_count for name, a in shared.items()} == {"bound": 8, "fed": 2}
+
+
 def test_a_job_without_measurements_gets_a_little_to_be_measured_with() -> None:
     new, paid = job("new", step_times={}, workers=(1, 8)), Rules(first_cores=3, usd_per_core_hour=0.01)
     shared = allocate([new], [node("n0", 4)], paid)
