@@ -3,7 +3,7 @@
 The claim is that of *Getting Started with Distributed Machine Learning with PyTorch and Ray* (2021). Here the module's
 offline data comes through a Ray Dataset: rows of Parquet with frames as PNG, which ``see`` decodes on all CPUs. RLlib's behaviour cloning
 trains the module on it. ``offload.Trainer`` trains the same module on the same rows with the same function. So nobody writes the
-preprocessing twice, and the module of RLlib takes either's weights:
+preprocessing twice:
 
     python examples/articles/rllib_offline.py                           # records 60 games, clones with both, plays
     python examples/articles/rllib_offline.py --episodes 5000 --iterations 2000 --epochs 20
@@ -23,6 +23,7 @@ import ray.data
 import torch
 from PIL import Image
 from ray.rllib.algorithms.bc import BCConfig
+from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.core.rl_module.torch import TorchRLModule
@@ -155,16 +156,22 @@ def trainer(folder: Path, batch_size: int, lr: float, epochs: int) -> offload.Tr
 
 
 @torch.no_grad()
-def caught(module: TorchRLModule, games: int = 100) -> float:
-    """The share of balls that the module catches."""
+def caught(policy: Policy, games: int = 100) -> float:
+    """The share of balls that the policy catches."""
     game, total = Catch(), 0.0
     for seed in range(10_000, 10_000 + games):
         (seen, _), over = game.reset(seed=seed), False
         while not over:
-            logits = module.forward_inference({Columns.OBS: torch.from_numpy(seen)[None]})[Columns.ACTION_DIST_INPUTS]
-            seen, reward, over, _, _ = game.step(int(logits.argmax()))
+            seen, reward, over, _, _ = game.step(int(policy(torch.from_numpy(seen)[None]).argmax()))
             total += reward
     return total / games
+
+
+def policy_of(algo) -> Policy:
+    """The policy that RLlib trains."""
+    module = PolicyModule(observation_space=Catch.observation_space, action_space=Catch.action_space)
+    module.set_state(algo.learner_group.get_weights()[DEFAULT_MODULE_ID])
+    return module.policy
 
 
 def main() -> dict[str, float]:
@@ -179,15 +186,15 @@ def main() -> dict[str, float]:
     ray.init(ignore_reinit_error=True, include_dashboard=False)
     folder = record(args.data.resolve(), args.episodes)
     algo = algorithm(folder, args.batch_size, args.lr)
-    module = algo.get_module()
-    shares = {"untrained": caught(module)}
+    shares = {"untrained": caught(policy_of(algo))}
     for _ in range(args.iterations):
         algo.train()
-    shares["cloned by RLlib"] = caught(module)
-    result = trainer(folder, args.batch_size, args.lr, args.epochs).fit(run_dir="runs/rllib_offline", overwrite=True)
-    module.policy.load_state_dict(torch.load(f"{result.checkpoint}/model.pt", weights_only=True))
-    shares["cloned by offload.Trainer"] = caught(module)
+    shares["cloned by RLlib"] = caught(policy_of(algo))
     algo.stop()
+    result = trainer(folder, args.batch_size, args.lr, args.epochs).fit(run_dir="runs/rllib_offline", overwrite=True)
+    policy = Policy()
+    policy.load_state_dict(torch.load(f"{result.checkpoint}/model.pt", weights_only=True))
+    shares["cloned by offload.Trainer"] = caught(policy)
     for who, share in shares.items():
         print(f"{who}: catches {share:.0%}")
     return shares
