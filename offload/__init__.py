@@ -15,6 +15,8 @@ from offload.versions import check_versions, checks_by_itself
 if TYPE_CHECKING:
     from offload import arbiter, collate, notebook, runs, transforms, tune
     from offload.errors import ConfigError, OffloadError, RunError
+    from offload.inference.predict import Prediction, predict
+    from offload.inference.predictor import Predictor
     from offload.loader.loader import DataLoader
     from offload.loader.stats import LoaderStats
     from offload.pipeline.describe.cached import cached
@@ -45,6 +47,8 @@ _HOMES = {
     "Normalize": "offload.pipeline.images.on_device",
     "OffloadError": "offload.errors",
     "Pipeline": "offload.pipeline.describe.pipeline",
+    "Prediction": "offload.inference.predict",
+    "Predictor": "offload.inference.predictor",
     "Result": "offload.train.driver.trainer",
     "RunError": "offload.errors",
     "Trainer": "offload.train.driver.trainer",
@@ -54,6 +58,7 @@ _HOMES = {
     "image_folder": "offload.pipeline.describe.sources",
     "mix": "offload.pipeline.describe.combine",
     "parquet": "offload.pipeline.describe.sources",
+    "predict": "offload.inference.predict",
     "webdataset": "offload.pipeline.describe.sources",
     "weighted": "offload.pipeline.describe.combine",
 }
@@ -71,6 +76,8 @@ __all__ = [
     "Normalize",
     "OffloadError",
     "Pipeline",
+    "Prediction",
+    "Predictor",
     "Result",
     "RunError",
     "Trainer",
@@ -84,6 +91,7 @@ __all__ = [
     "mix",
     "notebook",
     "parquet",
+    "predict",
     "runs",
     "transforms",
     "tune",

@@ -27,6 +27,7 @@ LAYERS = [
     },
     {"offload.launch"},
     {"offload.probe"},
+    {"offload.inference"},
     {"offload.loader", "offload.collate", "offload.callbacks"},
     # Rooms of offload.train, by process: the driver starts the workers, and both talk to the run's actor.
     {"offload.train.driver"},

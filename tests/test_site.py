@@ -112,5 +112,16 @@ def test_the_reference_holds_every_public_name(site: Path) -> None:
 
 def test_the_reference_holds_every_command(site: Path) -> None:
     page = (site / "docs" / "reference" / "command_line.html").read_text(encoding="utf-8")
-    for words in ("run", "demo", "doctor", "probe", "plan", "watch", "report", "launch sagemaker", "launch ray"):
+    for words in (
+        "run",
+        "demo",
+        "doctor",
+        "predict",
+        "probe",
+        "plan",
+        "watch",
+        "report",
+        "launch sagemaker",
+        "launch ray",
+    ):
         assert f"offload {words}" in page

@@ -590,7 +590,7 @@ class Run:
     def _follow_lease(self, leasing: Leasing, conductor: Conductor, tuner: Tuner) -> None:
         """Report the run to the arbiter, and note what it may use now."""
         nodes = self.platform.nodes()
-        conductor.handle(*leasing.look(conductor.fleet, self.log.news, tuner.seen, nodes))
+        conductor.handle(*leasing.look(conductor.fleet, self.log.news, tuner.seen))
         fleet = conductor.fleet
         workers = {} if isinstance(fleet.phase, Stranded) else Counter(fleet.room.node_ids(fleet.placement.held))
         held = held_by_others(fleet.lease, nodes, fleet.terms.worker, workers)
