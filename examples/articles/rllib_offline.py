@@ -22,12 +22,6 @@ import pyarrow.parquet as pq
 import ray.data
 import torch
 from PIL import Image
-from ray.rllib.algorithms.bc import BCConfig
-from ray.rllib.core import DEFAULT_MODULE_ID
-from ray.rllib.core.columns import Columns
-from ray.rllib.core.rl_module.rl_module import RLModuleSpec
-from ray.rllib.core.rl_module.torch import TorchRLModule
-from ray.rllib.offline.offline_data import OfflineData
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -105,26 +99,30 @@ class Policy(nn.Sequential):
         super().__init__(*convolutions, nn.Flatten(), nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 3))
 
 
-class PolicyModule(TorchRLModule):
-    """The policy as a module of RLlib."""
-
-    def setup(self) -> None:
-        self.policy = Policy()
-
-    def _forward(self, batch, **kwargs):
-        return {Columns.ACTION_DIST_INPUTS: self.policy(batch[Columns.OBS])}
-
-
-class SeenData(OfflineData):
-    """RLlib's offline data, with ``see`` between the files and RLlib's own steps."""
-
-    def __init__(self, config) -> None:
-        super().__init__(config)
-        self.data = self.data.map_batches(see)
-
-
 def algorithm(folder: Path, batch_size: int, lr: float):
-    """RLlib's behaviour cloning of the module."""
+    """RLlib's behaviour cloning of the policy. It alone imports RLlib: processes that only preprocess need none of it."""
+    from ray.rllib.algorithms.bc import BCConfig
+    from ray.rllib.core.columns import Columns
+    from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+    from ray.rllib.core.rl_module.torch import TorchRLModule
+    from ray.rllib.offline.offline_data import OfflineData
+
+    class PolicyModule(TorchRLModule):
+        """The policy as a module of RLlib."""
+
+        def setup(self) -> None:
+            self.policy = Policy()
+
+        def _forward(self, batch, **kwargs):
+            return {Columns.ACTION_DIST_INPUTS: self.policy(batch[Columns.OBS])}
+
+    class SeenData(OfflineData):
+        """RLlib's offline data, with ``see`` between the files and RLlib's own steps."""
+
+        def __init__(self, config) -> None:
+            super().__init__(config)
+            self.data = self.data.map_batches(see)
+
     config = BCConfig().environment(observation_space=Catch.observation_space, action_space=Catch.action_space)
     config = config.training(lr=lr, train_batch_size_per_learner=batch_size)
     config = config.rl_module(rl_module_spec=RLModuleSpec(module_class=PolicyModule))
@@ -169,9 +167,10 @@ def caught(policy: Policy, games: int = 100) -> float:
 
 def policy_of(algo) -> Policy:
     """The policy that RLlib trains."""
-    module = PolicyModule(observation_space=Catch.observation_space, action_space=Catch.action_space)
-    module.set_state(algo.learner_group.get_weights()[DEFAULT_MODULE_ID])
-    return module.policy
+    policy = Policy()
+    (weights,) = algo.learner_group.get_weights().values()
+    policy.load_state_dict({name.removeprefix("policy."): torch.as_tensor(value) for name, value in weights.items()})
+    return policy
 
 
 def main() -> dict[str, float]:
