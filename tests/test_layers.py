@@ -16,7 +16,15 @@ ROOT = Path(__file__).parents[1]
 
 # From the top down: a layer imports those below it. What has no layer of its own here is a test's mistake.
 LAYERS = [
-    {"offload.__main__", "offload.arbiter", "offload.cli", "offload.demo_data", "offload.notebook", "offload.runs"},
+    {
+        "offload.__main__",
+        "offload.arbiter",
+        "offload.cli",
+        "offload.demo_data",
+        "offload.notebook",
+        "offload.runs",
+        "offload.serving",
+    },
     {"offload.launch"},
     {"offload.probe"},
     {"offload.inference"},
