@@ -2,7 +2,7 @@
 
     python benchmarks/allocation.py -o benchmarks/results/allocation.json
 
-Random jobs, half of them input-bound, on nodes of 8 GPUs and 64 cores: up to 1,000 GPUs, 300 jobs, and 10 core levels. Every job choosing
+Random jobs, half of them input-bound, on nodes of 8 GPUs and 64 cores: up to 1,000 GPUs, 300 jobs, and 11 core levels. Every job choosing
 anew is the hardest decision. The bound is that of the relaxation, without whole numbers and without nodes; the distance from it is measured
 after the workers have their nodes. Nothing here trains.
 """

@@ -5,6 +5,7 @@
     report ──► known run: note what it holds ──────────────► hand over ──► changed leases
                unknown run: adopt what it holds ─► decide ──►    ▲
     departure, expiry, other nodes, other holders ─► decide ─────┤
+    a run's first measurement, or with more workers ► decide ────┤
     ROUND_S after the last decision ───────────────► decide ─────┘
 
 A new ledger knows nothing of runs that may have leases from an earlier one. So it only adopts what they report until every run has had time
@@ -180,7 +181,7 @@ def _noted(ledger: Ledger, event: Event) -> tuple[Ledger, bool]:
             before = ledger.tenants.get(name)
             tenant = _adopted(report, event.at) if before is None else _updated(before, report, event.at)
             silent = {other: held for other, held in ledger.silent.items() if other != name}
-            urgent = before is None or _terms(before.report.job) != _terms(report.job)
+            urgent = before is None or _calls(before.report.job, report.job)
             return replace(ledger, tenants={**ledger.tenants, name: tenant}, silent=silent), urgent
         case Departed(name=name):
             tenants = {other: tenant for other, tenant in ledger.tenants.items() if other != name}
@@ -192,6 +193,13 @@ def _noted(ledger: Ledger, event: Event) -> tuple[Ledger, bool]:
             return replace(ledger, nodes=nodes, others=others, silent={}), urgent
         case Tick():
             return ledger, False
+
+
+def _calls(before: Job, now: Job) -> bool:
+    """Whether what a run says calls for a decision at once: other terms, or measurements that let it have more than its first allotment,
+    or outgrow the workers that it was measured with."""
+    learned = (now.measured, now.measured_workers or 0) > (before.measured, before.measured_workers or 0)
+    return learned or _terms(before) != _terms(now)
 
 
 def _terms(job: Job) -> tuple[object, ...]:

@@ -63,7 +63,7 @@ def arbiter() -> None:
     default=_DEFAULTS.first_cores,
     show_default=True,
     metavar="CORES",
-    help="Preprocessing cores for each worker of a run that was not measured yet.",
+    help="Preprocessing cores for each worker of a run that was not measured yet, beside those that nobody needs.",
 )
 @click.option("--network-gbps", type=float, metavar="GBPS", help="The network of one node. Default: no limit.")
 @click.option(

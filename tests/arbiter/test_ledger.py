@@ -334,6 +334,19 @@ def test_room_goes_to_a_newcomer_only_once_its_holder_shows_that_it_let_go() -> 
     assert changed["urgent"].holding.worker_count == 2
 
 
+def test_a_run_that_was_measured_gets_more_at_once() -> None:
+    ledger = step(Ledger(started_at=START), ClusterSeen(at=START, nodes=NODES))[0]
+    new = Run(job=a_job("new", step_times={}), since=START)
+    ledger, now = settled(ledger, {"new": new}, START)
+    assert new.holding.worker_count == 1
+    for measured, workers in ((1, 2), (1, 2), (2, 4)):
+        new.job = a_job("new", measured_workers=measured, restart_s=0.0)
+        ledger, _ = step(ledger, Reported(at=now, report=new.report()))
+        assert ledger.tenants["new"].lease.holding.worker_count == workers
+        new.lease = ledger.tenants["new"].lease
+        new.take_up(now)
+
+
 def test_a_withdrawn_lease_keeps_its_room_until_its_run_knows_of_the_withdrawal() -> None:
     ledger = step(Ledger(started_at=START), ClusterSeen(at=START, nodes=NODES))[0]
     slow = Run(job=a_job("slow"), since=START)

@@ -152,7 +152,7 @@ def test_while_nothing_changes_workers_restart_only_where_that_is_worth_it(world
             (a.speedup or 0.0) * (kept if a.restarts else 1.0) for j in jobs if j.measured for a in [allotments[j.name]]
         ]
         weights = np.array([j.weight for j in jobs if j.measured])
-        return float(np.sum(weights * cost_of(np.array(worth), -1.0)))
+        return float(np.sum(weights**2 * cost_of(np.array(worth), -1.0)))
 
     assert cost(then) <= cost(first) * (1 + 1e-6)
 
@@ -291,10 +291,16 @@ def test_a_newcomer_has_its_least_workers_on_a_free_cluster(
         assert held.worker_count >= least
 
 
-def test_twice_the_weight_gets_more() -> None:
-    nodes = [node(f"n{i}", 4) for i in range(3)]
-    shared = counts(allocate([job("a", weight=4.0, workers=(1, 12)), job("b", workers=(1, 12))], nodes, Rules()))
-    assert shared["a"] == 2 * shared["b"]  # with p = −1, shares go as the square root of weights
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(1, 3), min_size=2, max_size=3), st.integers(1, 2), st.sampled_from([-4.0, -1.0, 0.0, 0.5]))
+def test_equal_jobs_share_in_the_ratio_of_their_weights(weights: list[int], times: int, power: float) -> None:
+    proportional = StepTime(0.0, 0.01, 0.0, 0.0, 0.0, 0.0)
+    jobs = [
+        job(f"j{w}", step_times={"A": proportional}, batch_size=5040, weight=float(weight), workers=(1, 18))
+        for w, weight in enumerate(weights)
+    ]
+    shared = counts(allocate(jobs, [node("n0", times * sum(weights), 64)], Rules(fairness=power)))
+    assert [shared[j.name] for j in jobs] == [times * weight for weight in weights]
 
 
 def test_an_input_bound_job_gets_cores_and_a_device_bound_one_the_gpus() -> None:
@@ -307,10 +313,48 @@ def test_an_input_bound_job_gets_cores_and_a_device_bound_one_the_gpus() -> None
     assert shared["input"].holding.core_count > 8 > shared["device"].holding.core_count >= 1
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(-4.0, 2.0), min_size=1, max_size=4), st.integers(0, 8))
+def test_a_job_never_waits_for_more_cores_than_others_leave(powers: list[float], spare: int) -> None:
+    """However much preprocessing costs: a worker and a core make progress."""
+    jobs = [job(f"j{j}", core_seconds_per_sample=10.0**power) for j, power in enumerate(powers)]
+    nodes = [node("n0", len(jobs), 2 * len(jobs) + spare)]
+    shared = allocate(jobs, nodes, Rules())
+    assert all(a.holding.worker_count == 1 and a.holding.core_count >= 1 for a in shared.values())
+
+
+def test_where_workers_leave_fewer_whole_cores_who_has_the_most_gives_one_up() -> None:
+    share = WorkerResources(cpus=0.25, gpus=1.0)
+    nodes = [node(name, 3, 6) for name in ("n0", "n1")]
+    bound = job(
+        "bound",
+        core_seconds_per_sample=0.25,
+        worker=share,
+        workers=(1, 1),
+        present=Holding(kind="A", workers={"n0": 1}, cores={"n0": 4, "n1": 5}),
+    )
+    fed = job("fed", step_times={"A": StepTime(0.02, 0.05, 0.0, 0.0, 0.0, 0.0)}, batch_size=60, worker=share,
+              workers=(5, 5), core_seconds_per_sample=0.015)  # fmt: skip
+    shared = allocate([bound, fed], nodes, Rules())
+    assert {name: a.holding.core_count for name, a in shared.items()} == {"bound": 8, "fed": 2}
+
+
 def test_a_job_without_measurements_gets_a_little_to_be_measured_with() -> None:
-    shared = allocate([job("new", step_times={}, workers=(1, 8))], [node("n0", 4)], Rules(first_cores=3))
+    new, paid = job("new", step_times={}, workers=(1, 8)), Rules(first_cores=3, usd_per_core_hour=0.01)
+    shared = allocate([new], [node("n0", 4)], paid)
     assert (shared["new"].holding.worker_count, shared["new"].holding.core_count) == (1, 3)
     assert "measured" in shared["new"].reason
+
+
+def test_cores_that_nobody_needs_go_to_those_that_were_not_measured_yet() -> None:
+    new = [job(f"new{i}", step_times={}, workers=(1, 8), cores=(1, most)) for i, most in enumerate((4, 64, 64))]
+    old = job("old", core_seconds_per_sample=0.001, workers=(1, 1))
+    shared = allocate([old, *new], [node("n0", 4, 32)], Rules(first_cores=2))
+    cores = {name: allotment.holding.core_count for name, allotment in shared.items()}
+    assert cores["new0"] == 4
+    assert abs(cores["new1"] - cores["new2"]) <= 1
+    assert sum(cores.values()) == 32 - 4, "none is idle"
+    assert cores["old"] == allocate([old], [node("n0", 1, 32)], Rules())["old"].holding.core_count
 
 
 def test_newcomers_share_the_few_cores_of_a_small_cluster() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from offload.errors import ConfigError
 from offload.formatting import count as amount
 from offload.model.allocation.choices import Choices, Cluster, choices_of, goodput_at, restart_factor
-from offload.model.allocation.counts import ROUNDING, Counted, Programme, choose, cost_of
+from offload.model.allocation.counts import ROUNDING, Counted, Programme, choose, cost_of, share_of
 from offload.model.allocation.placing import Wanted, place, spreads
 from offload.model.allocation.values import Allotment, Holding, Job, Rules, check_names
 from offload.model.placement import NodeResources, beside
@@ -55,7 +55,7 @@ def decide(jobs: Sequence[Job], nodes: Sequence[NodeResources], rules: Rules) ->
     tables = [choices_of(job, cluster, rules) for job in sharing]
     counted = _by_priority(sharing, tables, cluster, rules)
     chosen = counted.chosen
-    cores = _with_spare_cores(tables, chosen, cluster.cpus, rules)
+    cores = _with_spare_cores(sharing, tables, chosen, cluster.cpus, rules)
     wanted = _wanted(sharing, tables, chosen, cores)
     placed = place(wanted, free, may_move=False)
     price = partial(_cost, sharing, tables, rules)
@@ -69,7 +69,7 @@ def decide(jobs: Sequence[Job], nodes: Sequence[NodeResources], rules: Rules) ->
         # Nodes may hold less than was counted: a restart for it must still be worth it.
         staying = _staying(tables, chosen, rules)
         stayed = place(
-            _wanted(sharing, tables, staying, _with_spare_cores(tables, staying, cluster.cpus, rules)),
+            _wanted(sharing, tables, staying, _with_spare_cores(sharing, tables, staying, cluster.cpus, rules)),
             free,
             may_move=False,
         )
@@ -125,10 +125,13 @@ def _staying(tables: Sequence[Choices], chosen: Sequence[int], rules: Rules) -> 
     return staying
 
 
-def _with_spare_cores(tables: Sequence[Choices], chosen: Sequence[int], cpus: float, rules: Rules) -> list[int]:
+def _with_spare_cores(
+    jobs: Sequence[Job], tables: Sequence[Choices], chosen: Sequence[int], cpus: float, rules: Rules
+) -> list[int]:
     """The cores of the choices, and what they leave over, for those that are furthest from enough.
 
-    Choices count cores in steps. What is left between the steps costs no restart.
+    Choices count cores in steps. What is left between the steps costs no restart. What nobody is known to need, jobs without measurements
+    share: they may be bound by their input, and cores that cost nothing would be idle meanwhile.
     """
     cores = [int(table.cores[c]) for table, c in zip(tables, chosen, strict=True)]
     enough = [int(table.enough[c]) for table, c in zip(tables, chosen, strict=True)]
@@ -144,6 +147,15 @@ def _with_spare_cores(tables: Sequence[Choices], chosen: Sequence[int], cpus: fl
         left -= 1
         if cores[j] < enough[j]:
             heapq.heappush(short, (cores[j] / enough[j], j))
+    if not rules.usd_per_core_hour:
+        new = [(cores[j], j) for j, c in enumerate(chosen) if tables[j].workers[c] > 0 and not jobs[j].measured]
+        heapq.heapify(new)
+        while left > 0 and new:
+            _, j = heapq.heappop(new)
+            if cores[j] < jobs[j].cores[1]:
+                cores[j] += 1
+                left -= 1
+                heapq.heappush(new, (cores[j], j))
     return cores
 
 
@@ -236,7 +248,7 @@ def _cost(jobs: Sequence[Job], tables: Sequence[Choices], rules: Rules, placed: 
             worth = goodput / table.fair_goodput if table.fair_goodput else goodput / max(job.workers[0], 1)
             if job.present.workers and not held.same_workers(job.present):
                 worth *= float(restart_factor(job, np.array([goodput]))[0])
-        total += job.weight * float(cost_of(np.array([worth]), rules.fairness)[0])
+        total += share_of(job.weight, rules.fairness) * float(cost_of(np.array([worth]), rules.fairness)[0])
     return total
 
 

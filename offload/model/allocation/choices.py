@@ -20,9 +20,10 @@ from offload.model.noise import GradientNoise
 from offload.model.overlap import Floats
 from offload.model.placement import UNKNOWN_GPU, NodeResources
 
-# Preprocessing rates that a job can choose from, relative to what its workers could take at full speed. With an overlap of 8, a rate
-# of 1 leaves 8 % of the time to waiting, and a rate of 2 nothing.
-CORE_LEVELS = (0.15, 0.3, 0.45, 0.6, 0.75, 0.9, 1.0, 1.15, 1.4, 2.0)
+# Preprocessing rates that a job can choose from, relative to what its workers could take at full speed, or to what all cores could make
+# if that is less. With an overlap of 8, a rate of 1 leaves 8 % of the time to waiting, and a rate of 2 nothing. 0 is the least cores:
+# without them, a job would wait for many where others leave few.
+CORE_LEVELS = (0.0, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9, 1.0, 1.15, 1.4, 2.0)
 COUNTS_PER_OCTAVE = 4  # of worker counts above the eighth
 COLUMNS = ("workers", "nodes", "cores", "goodput", "stands", "enough")
 ALONE = 64  # workers of a node that reserve neither GPUs nor CPUs
@@ -275,7 +276,8 @@ def _over_cores(
     if not job.core_seconds_per_sample:
         return np.full(free.shape, float(job.cores[0])), free
     most = min(job.cores[1], int(cluster.cpus))
-    cores = np.ceil(np.asarray(levels)[:, None] * rate * job.core_seconds_per_sample)
+    enough = np.minimum(rate * job.core_seconds_per_sample, most)
+    cores = np.ceil(np.asarray(levels)[:, None] * enough)
     cores = np.clip(cores, max(job.cores[0], 1), max(most, 1))
     goodput, _ = model.best_at_rates(
         nodes, counts, np.minimum(cores / job.core_seconds_per_sample, wire), biggest, job.local_sizes(kind)

@@ -60,7 +60,7 @@ class Programme:
         number = {kind: i for i, kind in enumerate(kinds)}
         cost, rows, owner = [], [], []
         for j, table in enumerate(choices):
-            mine = weights[j] * cost_of(table.worth, fairness)
+            mine = share_of(weights[j], fairness) * cost_of(table.worth, fairness)
             mine[0] *= 1 + 1e-3 * (1 - order[j] / max(len(choices), 1))
             mine = (
                 mine + IDLE_CORES * table.cpus / max(cpus, 1.0) + IDLE_GPUS * table.gpus / max(sum(gpus.values()), 1.0)
@@ -99,6 +99,15 @@ def cost_of(worth: Floats, fairness: float) -> Floats:
     if abs(fairness) < 1e-9:
         return np.asarray(-np.log(value))
     return np.asarray(value**fairness if fairness < 0 else -(value**fairness))
+
+
+def share_of(weight: float, fairness: float) -> float:
+    """The factor of a job's cost with which jobs share in the ratio of their weights.
+
+    What counts is ``w·(worth/w)^p``: worth relative to the weight. Where worth is proportional to what a job holds, x, the derivative of
+    ``w^(1−p)·x^p`` is the same for all jobs if x is proportional to w. With p = 1, the plain sum, weights do not count.
+    """
+    return float(weight ** (1.0 - fairness))
 
 
 def choose(

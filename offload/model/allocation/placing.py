@@ -5,7 +5,8 @@ Where it stops: a heuristic. It may move jobs to make room for others; whether t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import heapq
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from offload.model.allocation.choices import kind_of
@@ -187,13 +188,18 @@ def _worth_it(free: Free, want: Wanted, spots: dict[int, int]) -> dict[int, int]
 def _place_cores(
     free: Free, wanted: Sequence[Wanted], where: dict[str, dict[int, int]], number: dict[str, int]
 ) -> dict[str, dict[int, int]]:
-    """Cores for each job: where it has them, then beside its workers, then on the emptiest nodes."""
+    """Cores for each job: where it has them, then beside its workers, then on the emptiest nodes.
+
+    Workers leave whole cores of a node, so that all of them may have less room than was counted. Then those with the most have fewer, to
+    whom a core matters least.
+    """
     room = {i: free.cores(i) for i in range(len(free.nodes))}
+    counts = _fitting({want.job.name: want.cores for want in wanted}, sum(room.values()))
     cores: dict[str, dict[int, int]] = {want.job.name: {} for want in wanted}
 
     def give(want: Wanted, i: int, most: int) -> None:
         mine = cores[want.job.name]
-        count = max(min(most, room[i], want.cores - sum(mine.values())), 0)
+        count = max(min(most, room[i], counts[want.job.name] - sum(mine.values())), 0)
         if count:
             mine[i] = mine.get(i, 0) + count
             room[i] -= count
@@ -204,13 +210,25 @@ def _place_cores(
                 give(want, number[name], count)
     for want in wanted:
         for i, _ in sorted(where[want.job.name].items()):
-            give(want, i, want.cores)
+            give(want, i, counts[want.job.name])
     for want in wanted:
-        while sum(cores[want.job.name].values()) < want.cores:
-            left = want.cores - sum(cores[want.job.name].values())
+        while sum(cores[want.job.name].values()) < counts[want.job.name]:
+            left = counts[want.job.name] - sum(cores[want.job.name].values())
             fitting = [i for i, n in room.items() if n >= left]
             i = min(fitting, key=lambda i: (room[i], i)) if fitting else max(room, key=lambda i: (room[i], -i))
             if not room[i]:
                 break
             give(want, i, left)
     return cores
+
+
+def _fitting(counts: Mapping[str, int], room: int) -> dict[str, int]:
+    """The counts, the largest lowered until all fit."""
+    fitting, over = dict(counts), sum(counts.values()) - room
+    largest = [(-count, name) for name, count in counts.items()]
+    heapq.heapify(largest)
+    for _ in range(over if largest else 0):
+        count, name = heapq.heappop(largest)
+        fitting[name] = max(-count - 1, 0)
+        heapq.heappush(largest, (count + 1, name))
+    return fitting

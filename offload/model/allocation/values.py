@@ -67,7 +67,7 @@ class Job:
         workers: the least and the most workers.
         cores: the least and the most preprocessing cores.
         measured_workers: the most workers it ran with; it grows to at most ``Rules.growth`` times as many. None: no such limit.
-        weight: its share beside others: two jobs with weights 2 and 1 share in about this ratio.
+        weight: its share beside others: with weights 2 and 1, two equal jobs get goodput in this ratio, as far as workers can be divided.
         priority: jobs of higher priority have their least workers before jobs of lower priority have any.
         preemptible: whether it may lose workers that it holds.
         present: what it holds now.
@@ -139,9 +139,9 @@ class Rules:
 
     Args:
         fairness: the exponent p of the power mean of speedups that the allocation maximises. 1: the sum, whoever it goes to; -1:
-            as Pollux, about equal speedups; more negative: fairer.
+            as Pollux, about equal speedups; more negative: fairer. With 1, weights do not count.
         growth: the factor by which a job may outgrow the workers it was measured with.
-        first_cores: cores for each worker of a job that was not measured yet.
+        first_cores: cores for each worker of a job that was not measured yet, beside those that nobody is known to need.
         network_gbps: the network of one node; None: no limit.
         usd_per_gpu_hour: the price of one GPU of each kind, for the budget.
         usd_per_core_hour: the price of one core, for the budget.

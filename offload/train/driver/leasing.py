@@ -65,13 +65,14 @@ class Leasing:
         self._since: float | None = None  # when it came to the arbiter; None after a departure
         self._leaving: Counter[str] = Counter()  # cores that preprocessing gives up, by node
         self._restarts = 0
+        self._kind: str | None = None  # the GPUs of its newest workers: it may wait for others now
         self._attempt = 0
 
     # -- before the start ------------------------------------------------------------------------------------------
 
     def wait(self) -> Lease | None:
         """Report that the run waits to start; return the newest lease."""
-        self._report(job_of(self._wishes, Holding(), Seen(), None, ()))
+        self._report(job_of(self._wishes, Holding(), Seen(), None))
         return self._tenancy.lease
 
     def depart(self) -> None:
@@ -85,7 +86,7 @@ class Leasing:
 
     # -- under way -------------------------------------------------------------------------------------------------
 
-    def look(self, fleet: Fleet, news: News, seen: Seen, nodes: Sequence[NodeResources]) -> list[Event]:
+    def look(self, fleet: Fleet, news: News, seen: Seen) -> list[Event]:
         """Report the run, and return the events that follow from its newest lease."""
         if isinstance(fleet.phase, Paused) and not fleet.phase.for_others:
             if fleet.phase.released:
@@ -97,7 +98,9 @@ class Leasing:
         if news.cores == (fleet.cores, 0):
             self._leaving.clear()
         present = holding_of(fleet, self._leaving)
-        self._report(job_of(self._wishes, present, seen, news, nodes, fleet=fleet, restarts=self._restarts))
+        self._kind = present.kind or self._kind
+        job = job_of(self._wishes, present, seen, news, fleet=fleet, kind=self._kind, restarts=self._restarts)
+        self._report(job)
         self._leaving |= fleet.used  # until preprocessing is known to use fewer
         lease = self._tenancy.lease
         # What an expired lease allows beyond what the run holds may be another's by now.
@@ -111,14 +114,16 @@ class Leasing:
         report = Report(job=job, since=self._since, lease=self._tenancy.lease)
         if self._sent is not None:
             at, before = self._sent
-            if now - at < REPORT_S and before.job.present == job.present and _number(before) == _number(report):
+            if now - at < REPORT_S and _news_of(before) == _news_of(report):
                 return
         self._sent = now, report
         self._tenancy.report(report)
 
 
-def _number(report: Report) -> int:
-    return -1 if report.lease is None else report.lease.number
+def _news_of(report: Report) -> tuple[object, ...]:
+    """What the arbiter should know at once."""
+    job = report.job
+    return job.present, job.measured, job.measured_workers, -1 if report.lease is None else report.lease.number
 
 
 def holding_of(fleet: Fleet, leaving: Mapping[str, int]) -> Holding:
@@ -151,16 +156,16 @@ def job_of(
     present: Holding,
     seen: Seen,
     news: News | None,
-    nodes: Sequence[NodeResources],
     *,
     fleet: Fleet | None = None,
+    kind: str | None = None,
     restarts: int = 0,
 ) -> Job:
-    """The run as the allocation sees it. ``news``: of its workers and input; None before it starts."""
+    """The run as the allocation sees it. ``news``: of its workers and input; None before it starts. ``kind``: the GPUs on which it was
+    measured."""
     terms, sizes = wishes.terms, wishes.batch_size
     rates = {} if news is None else news.rates.get(TRAIN, {})
-    per_core = seen.input_samples_per_s(1.0)
-    kind = kind_of(terms.worker, nodes, present.workers)
+    per_core = _per_core(seen, news)
     # Both sides, or the allocation would believe that one of them costs nothing.
     measured = seen.fit is not None and 0 < per_core < float("inf") and kind is not None
     noise = news.group.noise if news is not None else None
@@ -189,6 +194,14 @@ def job_of(
         **({} if fleet is None else {"restart_s": fleet.restart.cost_s}),
         work_left=None if news is None or news.group.goal is None else max(news.group.goal - news.group.useful, 0.0),
     )
+
+
+def _per_core(seen: Seen, news: News | None) -> float:
+    """Samples/s of one preprocessing core; infinite while unknown."""
+    per_core, cores = seen.input_samples_per_s(1.0), 0 if news is None else news.cores[0]
+    pace = 0.0 if news is None else news.rates.get(TRAIN, {}).get("input_pace_samples_per_s", 0.0)
+    # Tasks that wait for storage deliver less than their CPU time suggests. Their pace by the clock shows it.
+    return min(per_core, pace / cores) if pace and cores else per_core
 
 
 def held_by_others(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from offload.adapt.cores import CoresLearned, InputSeen, count_cores
 from offload.adapt.decide import Decision, Keep, Resize, State, cores_meanwhile, decide
-from offload.adapt.observe import Seen, StepInterval
+from offload.adapt.observe import LEAST_STEPS, SETTLED_S, Seen, StepInterval
 from offload.adapt.situation import DecisionBounds, Option, Situation
 from offload.measure.steps import INPUT_BOUND, Totals
 from offload.model.batch_split import BatchSplit
@@ -67,7 +67,7 @@ class Tuner:
         if any(isinstance(event, ResizeDecided) for event in events):
             return events
         events += self._entries_followed(news, fleet)
-        if now_s - since < self._adaptation.interval_s:
+        if now_s - since < self._interval_s(before, news, split, fleet):
             return events
         self._looked = now_s, news
         options = fleet.options()
@@ -105,6 +105,15 @@ class Tuner:
         elif self._state.wanted_workers is None and not isinstance(decision, Resize) and not scheduled:
             events.append(WorkersWanted(workers=split.workers))
         return events + self._decided(decision, interval)
+
+    def _interval_s(self, before: News, news: News, split: BatchSplit, fleet: Fleet) -> float:
+        """Seconds from one decision to the next. An arbiter waits for the first measurement of a number of workers."""
+        interval_s = self._adaptation.interval_s
+        known = any(workers == split.workers for _, workers, _ in self.seen.steps)
+        if fleet.lease is None or (known and self.seen.ceiling_samples_per_s is not None):
+            return interval_s
+        enough = LEAST_STEPS * split.workers
+        return min(interval_s, SETTLED_S) if _steps(news) - _steps(before) >= enough else interval_s
 
     def _follow_schedule(self, news: News, split: BatchSplit, fleet: Fleet) -> list[Event | RunEvent]:
         """The events that follow the user's schedule: a change to the allowed worker count nearest to the scheduled one, or a request
@@ -244,6 +253,10 @@ class Tuner:
         self._expected = split, decision.predicted_samples_per_s
         change = ResizeDecided(split=split) if isinstance(decision, Resize) else SplitDecided(split=split)
         return [decided, learned, change]
+
+
+def _steps(news: News) -> int:
+    return sum_of(news.totals).steps
 
 
 def _progress(news: News) -> float:

@@ -13,21 +13,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import offload
-from offload.adapt.observe import Seen
+from offload.adapt.observe import Seen, StepSeen
 from offload.arbiter.ledger import ClusterSeen as NodesSeen
 from offload.arbiter.ledger import Departed, Ledger, Reported, Tick, due, step
 from offload.arbiter.values import REPORT_S, Lease, Report
 from offload.errors import ConfigError
+from offload.measure.steps import Totals
 from offload.model.allocation.values import Holding
 from offload.model.placement import NodeResources, WorkerResources, beside
-from offload.train.config import BatchSize, Cluster
+from offload.report.events import Decided
+from offload.train.config import Adaptation, BatchSize, Cluster
 from offload.train.driver.conductor import Conductor
 from offload.train.driver.fleet.messages import ClusterSeen, LeaseSeen, WorkersEnded
 from offload.train.driver.fleet.room import Terms
 from offload.train.driver.fleet.state import Fleet, Paused, Starting, Stranded
 from offload.train.driver.fleet.state_machine import step as step_of_run
-from offload.train.driver.leasing import Leasing, Wishes, check_sharing, held_by_others, holding_of
+from offload.train.driver.leasing import Leasing, Wishes, check_sharing, held_by_others, holding_of, job_of
 from offload.train.driver.steering import obey, state_of
+from offload.train.driver.tuner import Tuner
 from offload.train.messages import News
 from offload.train.steering.messages import Command
 from tests.train.driver.fleet.made_up import NOTHING, Autoscaler, Hub, group, split_of
@@ -131,7 +134,7 @@ class Tenant:
             self._try_to_start()
             return
         news = self.news()
-        self.conductor.handle(*self.leasing.look(self.fleet, news, Seen(), NODES))
+        self.conductor.handle(*self.leasing.look(self.fleet, news, Seen()))
         fleet = self.fleet
         held = fleet.room.node_ids(fleet.placement.held) if not isinstance(fleet.phase, Stranded) else ()
         self._look(news, Counter(held))
@@ -297,6 +300,42 @@ def test_what_cannot_be_left_to_an_arbiter_is_refused(
         check_sharing(cluster, scheduled=scheduled, executed=executed)
 
 
+def test_preprocessing_that_waits_needs_cores_by_the_clock() -> None:
+    seen = Seen(
+        steps={(1, 1, 16): StepSeen(compute_s=0.1, last_s=0.1, weight=10.0)}, ceiling_samples_per_s=4000.0, cores=2
+    )
+    waits = replace(NOTHING, cores=(4, 0), rates={"train": {"input_pace_samples_per_s": 40.0}})
+    terms = Terms(worker=WORKER, bounds=(1, 4), first=(1, 4))
+    wishes = Wishes(name="run", terms=terms, batch_size=BatchSize(initial=16), cluster=Cluster(arbiter=True))
+    for cores in (waits, replace(waits, cores=(0, 0))):
+        job = job_of(wishes, Holding(), seen, cores, kind="A10G")
+        assert job.measured, "a run that waits for others knows what it has measured"
+        assert job.core_seconds_per_sample == (pytest.approx(4 / 40.0) if cores is waits else 2 / 4000.0)
+
+
+@pytest.mark.parametrize(("step_s", "decided"), [(0.5, [10, 40, 70]), (5.0, [15, 45, 75]), (20.0, [30, 60, 90])])
+def test_the_arbiter_hears_of_a_number_of_workers_before_the_first_interval_ends(
+    step_s: float, decided: list[int]
+) -> None:
+    shared = Shared()
+    run = shared.begin("run", (1, 1))
+    shared.settle()
+
+    def decisions(fleet: Fleet) -> list[int]:
+        tuner, times = Tuner(BatchSize(initial=16), Adaptation(interval_s=30.0)), []
+        for now in range(91):
+            steps = int(now / step_s)
+            totals = Totals(steps=steps, samples=8 * steps, step_time_s=now, compute_s=0.1 * steps)
+            rates = {"train": {"input_ceiling_samples_per_s": 100.0}}
+            news = replace(run.news(), totals={0: totals}, rates=rates, cores=(fleet.cores, 0))
+            if any(isinstance(event, Decided) for event in tuner.look(news, fleet, now)):
+                times.append(now)
+        return times
+
+    assert decisions(run.fleet) == decided
+    assert decisions(replace(run.fleet, lease=None)) == [30, 60, 90]
+
+
 def trainer(**named: Any) -> offload.Trainer:
     rows = [{"x": torch.tensor(float(n))} for n in range(64)]
     return offload.Trainer(lambda ctx: None, datasets={"train": offload.from_torch(rows)}, batch_size=16, **named)
@@ -314,7 +353,6 @@ def test_a_weight_or_priority_without_an_arbiter_is_refused() -> None:
     assert (shared.arbiter, shared.weight, shared.priority) == (True, 2.0, 1)
 
 
-@pytest.mark.usefixtures("this_machine")
 def test_a_machine_alone_has_no_arbiter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(ConfigError, match=r"this run uses this machine alone: name a cluster with address='HOST:PORT'"):
