@@ -65,7 +65,7 @@ INPUT = Settings(
     name="input-bound", samples=4000, batch_size=20, core_s=0.25, alpha_s=0.02, beta_s=0.004, workers=(1, 6)
 )
 DEVICE = Settings(
-    name="device-bound", samples=11_400, batch_size=60, core_s=0.015, alpha_s=0.02, beta_s=0.05, workers=(1, 6)
+    name="device-bound", samples=11_400, batch_size=60, core_s=0.015, alpha_s=0.02, beta_s=0.05, workers=(3, 6)
 )
 BOTH = (INPUT, DEVICE)
 LONG = 100_000  # samples: more than a run comes to
@@ -248,7 +248,7 @@ def weights() -> dict[str, Any]:
     """Equal runs, of which one has twice the weight."""
     with arbitrated() as (hosts, folder):
         heavy, light = (
-            Run(hosts, replace(DEVICE, name=name, samples=LONG, arbiter=True, weight=weight), folder)
+            Run(hosts, replace(DEVICE, name=name, samples=LONG, workers=(2, 6), arbiter=True, weight=weight), folder)
             for name, weight in (("weight-2", 2.0), ("weight-1", 1.0))
         )
         heavy.until(lambda: heavy.workers and light.workers)
