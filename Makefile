@@ -11,7 +11,7 @@ CODE := offload launchers examples benchmarks tests docs/conf.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-lowest matrix soak gpu-check check format map docs lock clean
+.PHONY: help install demo test test-lowest matrix soak bench gpu-check check format map docs lock clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 11
@@ -34,6 +34,9 @@ test-lowest: $(BIN)/uv ## a quick part of the tests with the lowest version of e
 matrix: $(INSTALLED) ## other versions of Ray, Python and torch; writes benchmarks/results/compatibility.json (ARGS="--only ray2.50")
 	$(BIN)/python -m benchmarks.compatibility -o benchmarks/results/compatibility.json $(ARGS)
 
+bench: $(INSTALLED) ## the ratios that matter against their record, ten minutes on two idle cores; exit code 1 if one is worse
+	$(BIN)/python -m benchmarks.guard $(ARGS)
+
 soak: $(INSTALLED) ## what takes too long for every change, before a release: an hour; writes benchmarks/results/soak.json
 	$(BIN)/python -m benchmarks.soak $(ARGS)
 
@@ -50,10 +53,11 @@ format: $(INSTALLED) ## let ruff repair and format
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-map: $(INSTALLED) ## write docs/map.md (every module in a line), docs/tutorial.md (the examples' diffs) and docs/compatibility.md anew
+map: $(INSTALLED) ## write docs/map.md (modules), docs/tutorial.md (diffs), docs/compatibility.md and docs/evidence.md (records) anew
 	$(BIN)/python -m tests.programs.folder_map
 	$(BIN)/python -m tests.programs.tutorial_page
 	$(BIN)/python -m tests.programs.compatibility_page
+	$(BIN)/python -m tests.programs.evidence_page
 
 docs: $(INSTALLED) ## build the documentation site in site/; warnings and broken links are errors
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet -c docs -d build/doctrees . site

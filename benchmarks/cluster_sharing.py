@@ -30,7 +30,7 @@ import sys
 import time
 import types
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,7 @@ HEADROOM = (
     1.5  # of the cores that a job keeps under `tuned`: with as many as it needs, it would still wait 8 % of its time
 )
 CORES_OF_OTHERS = 1.0  # for each GPU: Synergy's language models
+COUNTS = ("num_nodes", "num_replicas")  # what the simulator calls N and K
 POLICIES = ("joint", "proportional", "tuned")
 
 
@@ -85,7 +86,9 @@ def simulator_of(checkout: Path) -> Any:
         setattr(sys.modules[name.lower()], f"{name}Policy", policy)
     sys.path.insert(0, str(folder.resolve()))
     simulator: Any = importlib.import_module("simulator")
-    simulator.fit_perf_params = Fits(importlib.import_module("goodput"))
+    goodput = importlib.import_module("goodput")
+    simulator.fit_perf_params = Fits(goodput)
+    optimised_once(goodput)
     simulator.Job.get_speedup_fn = lambda job: None  # what Pollux's own policy asks for
     triangulated_once(importlib.import_module("applications"))
     return simulator
@@ -112,6 +115,24 @@ def triangulated_once(applications: Any) -> None:
         return made[key]
 
     applications.LinearNDInterpolator = remembered
+
+
+def optimised_once(goodput: Any) -> None:
+    """Let the simulator remember the best batches of its jobs: from round to round, most have the same fit and noise."""
+    kind = goodput.GoodputFunction
+    optimize = kind.optimize
+
+    @lru_cache(maxsize=4096)
+    def of(perf: Any, grad: Any, initial: Any, arguments: Any, options: Any) -> Any:
+        return optimize(kind(perf, grad, initial), *arguments, **dict(options))
+
+    def remembered(self: Any, *arguments: Any, **options: Any) -> Any:
+        if not all(np.isscalar(count) for count in (*arguments[:2], *(options.get(n, 1) for n in COUNTS))):
+            return optimize(self, *arguments, **options)
+        key = tuple(sorted(options.items()))
+        return of(self._perf_params, self._grad_params, self._init_batch_size, arguments, key)
+
+    kind.optimize = remembered
 
 
 class Results:
@@ -334,7 +355,6 @@ class Sharing:
             step(job, seconds, interference=1 - (1 - interference) * self._speed(job))
 
         def choose(job: Any, placement: Any) -> None:
-            choose_batch(job, placement)
             rate = self.rate(job)
             if (
                 self.policy == "joint"
@@ -343,15 +363,12 @@ class Sharing:
                 and 0 < rate < math.inf
             ):
                 spots = [n for n in placement if n]
-                _, job.atomic_bsz, job.accum_steps = JointGoodput(
-                    step_time_of(job.perf_params), noise(job), rate, OVERLAP
-                ).optimize(
-                    len(spots),
-                    sum(spots),
-                    job.application.max_batch_size,
-                    local_sizes(job.application),
-                    accumulate=True,
+                model = JointGoodput(step_time_of(job.perf_params), noise(job), rate, OVERLAP)
+                job.atomic_bsz, job.accum_steps = best_batch(
+                    model, len(spots), sum(spots), job.application.max_batch_size, local_sizes(job.application)
                 )
+            else:
+                choose_batch(job, placement)
 
         kind.step, kind.update_local_bsz = waiting_step, choose
         try:
@@ -371,6 +388,15 @@ class Sharing:
         gpu = whole + (whole - sync) * job.accum_steps
         batch = sum(placement) * job.atomic_bsz * (job.accum_steps + 1)
         return float(gpu / overlapped(gpu, batch / rate, OVERLAP))
+
+
+@lru_cache(maxsize=4096)
+def best_batch(
+    model: JointGoodput, nodes: int, workers: int, max_batch_size: float, local: tuple[int, int]
+) -> tuple[int, int]:
+    """The local batch and the accumulation steps with the highest goodput: most rounds ask what the last one asked."""
+    _, size, accum = model.optimize(nodes, workers, max_batch_size, local, accumulate=True)
+    return size, accum
 
 
 def _number(job: str) -> int:

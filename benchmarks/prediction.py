@@ -97,33 +97,47 @@ def cases(names: Sequence[str]) -> list[Case]:
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the result there as JSON.")
 @click.option("--resume", is_flag=True, help="Keep the cases in the output file, and run only the missing ones.")
-def main(names: tuple[str, ...], data: Path, output: Path | None, resume: bool) -> None:
+@click.option(
+    "--cases", "count", type=click.IntRange(min=1), help="The first so many cases of each workload. [default: all]"
+)
+@click.option("--seconds", default=RUN_S, show_default=True, type=click.FloatRange(min=10), help="Of a case, about.")
+@click.option(
+    "--tries",
+    default=TRIES,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Of a case or probe while speeds drift.",
+)
+def main(
+    names: tuple[str, ...], data: Path, output: Path | None, resume: bool, count: int | None, seconds: float, tries: int
+) -> None:
     names = names or workloads.NAMES
+    chosen = [case for name in names for case in cases([name])[:count]]
     folder = workloads.jpeg_files(data) if "jpeg" in names else None
     rows: list[dict[str, Any]] = []
     profiles: dict[str, dict[str, Any]] = {}
     if resume and output is not None and output.exists():
         before = json.loads(output.read_text())
-        rows = [row for row in before["cases"] if _case_of(row) in cases(names)]
+        rows = [row for row in before["cases"] if _case_of(row) in chosen]
         profiles = before["profiles"]
-    for case in cases(names):
+    for case in chosen:
         if case in map(_case_of, rows):
             continue
         if case.workload not in profiles:
             found: list[dict[str, Any]] = []
-            while len(found) < TRIES and not (found and found[-1]["unsure"] <= STEADY):
+            while len(found) < tries and not (found and found[-1]["unsure"] <= STEADY):
                 found.append(_probe(case.workload, folder))
             profiles[case.workload] = min(found, key=lambda each: each["unsure"])
-        tries: list[dict[str, Any]] = []
-        while len(tries) < TRIES and not (tries and tries[-1]["drift"] <= STEADY):
-            tries.append(_predict_and_run(case, profiles[case.workload], folder))
-        row = min(tries, key=lambda each: each["drift"])
-        row["set_aside"] = [each for each in tries if each is not row]
+        attempts: list[dict[str, Any]] = []
+        while len(attempts) < tries and not (attempts and attempts[-1]["drift"] <= STEADY):
+            attempts.append(_predict_and_run(case, profiles[case.workload], folder, seconds))
+        row = min(attempts, key=lambda each: each["drift"])
+        row["set_aside"] = [each for each in attempts if each is not row]
         rows.append(row)
         print(
             f"{len(rows)}: {case.workload} {row['hosts']}: predicted {row['predicted']:.1f}, measured {row['measured']:.1f} "
             f"({row['error']:+.1%}); AdaptDL {row['adaptdl']:.1f}; drift {row['drift']:.1%}, "
-            f"{len(tries) - 1} set aside",
+            f"{len(attempts) - 1} set aside",
             flush=True,
         )
         if output is not None:
@@ -197,7 +211,7 @@ def _probe(workload: str, data: Path | None) -> dict[str, Any]:
     }
 
 
-def _predict_and_run(case: Case, probed: dict[str, Any], data: Path | None) -> dict[str, Any]:
+def _predict_and_run(case: Case, probed: dict[str, Any], data: Path | None, seconds: float) -> dict[str, Any]:
     profile = Profile.from_document(probed["document"])
     specs = {name: HostSpec(cpus=quota, shm_bytes=SHM_BYTES) for name, quota in case.quotas.items()}
     if len(specs) <= 2 and max(case.quotas.values()) >= 0.9:
@@ -209,7 +223,7 @@ def _predict_and_run(case: Case, probed: dict[str, Any], data: Path | None) -> d
         # A host's speed: the samples/s of a plain loop under its quota, divided by those of the probed core.
         speeds = {name: rate / probed["plain"] for name, rate in _speeds(hosts, case.workload, data).items()}
         predicted, alone, pace = _predict(case, profile, probed, speeds)
-        samples = int(max(LEAST_BATCHES * case.batch_size, RUN_S * predicted))
+        samples = int(max(LEAST_BATCHES * case.batch_size, seconds * predicted))
         samples -= samples % case.batch_size
         measured = _run(hosts, case, data, samples, pace)
         after = {name: rate / probed["plain"] for name, rate in _speeds(hosts, case.workload, data).items()}

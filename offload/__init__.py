@@ -13,8 +13,10 @@ from offload.process.program_state import restored
 from offload.versions import check_versions, checks_by_itself
 
 if TYPE_CHECKING:
-    from offload import arbiter, collate, notebook, runs, transforms
+    from offload import arbiter, collate, notebook, runs, transforms, tune
     from offload.errors import ConfigError, OffloadError, RunError
+    from offload.inference.predict import Prediction, predict
+    from offload.inference.predictor import Predictor
     from offload.loader.loader import DataLoader
     from offload.loader.stats import LoaderStats
     from offload.pipeline.describe.cached import cached
@@ -45,6 +47,8 @@ _HOMES = {
     "Normalize": "offload.pipeline.images.on_device",
     "OffloadError": "offload.errors",
     "Pipeline": "offload.pipeline.describe.pipeline",
+    "Prediction": "offload.inference.predict",
+    "Predictor": "offload.inference.predictor",
     "Result": "offload.train.driver.trainer",
     "RunError": "offload.errors",
     "Trainer": "offload.train.driver.trainer",
@@ -54,6 +58,7 @@ _HOMES = {
     "image_folder": "offload.pipeline.describe.sources",
     "mix": "offload.pipeline.describe.combine",
     "parquet": "offload.pipeline.describe.sources",
+    "predict": "offload.inference.predict",
     "webdataset": "offload.pipeline.describe.sources",
     "weighted": "offload.pipeline.describe.combine",
 }
@@ -71,6 +76,8 @@ __all__ = [
     "Normalize",
     "OffloadError",
     "Pipeline",
+    "Prediction",
+    "Predictor",
     "Result",
     "RunError",
     "Trainer",
@@ -84,8 +91,10 @@ __all__ = [
     "mix",
     "notebook",
     "parquet",
+    "predict",
     "runs",
     "transforms",
+    "tune",
     "webdataset",
     "weighted",
 ]
@@ -95,7 +104,7 @@ def __getattr__(name: str) -> object:
     with restored():
         if name in _HOMES:
             return getattr(importlib.import_module(_HOMES[name]), name)
-        if name in ("arbiter", "collate", "notebook", "runs", "transforms"):
+        if name in ("arbiter", "collate", "notebook", "runs", "transforms", "tune"):
             return importlib.import_module(f"offload.{name}")
     raise AttributeError(f"module 'offload' has no attribute {name!r}")
 

@@ -15,6 +15,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+from offload import engine
 from tests.helpers import RAY_STARTS_NOTHING_AHEAD, write_jpegs
 from tests.shares import rank
 
@@ -117,16 +118,19 @@ def commands_leave_no_address() -> Iterator[None]:
         os.environ["RAY_ADDRESS"] = before
 
 
-@pytest.fixture
-def this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let DataLoaders use processes of this machine, though other tests of this process may have started a Ray."""
-    monkeypatch.setattr("offload.engine.program_uses_ray", lambda: False)
+@pytest.fixture(autouse=True)
+def a_cluster_is_asked_for(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that does not ask for the shared cluster has no Ray, though another test may have left this process connected to it."""
+    if engine.program_uses_ray() and "ray_cluster" not in request.fixturenames:
+        monkeypatch.setattr(engine, "program_uses_ray", lambda: False)
 
 
 @pytest.fixture(params=["this machine", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.soak])])
-def loader_engine(request: pytest.FixtureRequest) -> str:
+def loader_engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The engine of a test's DataLoaders: processes of this machine, and once before a release also a real Ray."""
-    request.getfixturevalue("this_machine" if request.param == "this machine" else "ray_cluster")
+    if request.param == "ray":
+        request.getfixturevalue("ray_cluster")
+        monkeypatch.setattr(engine, "program_uses_ray", lambda: True)
     return str(request.param)
 
 

@@ -66,6 +66,25 @@ def test_cores_go_where_the_input_is_the_limit() -> None:
         assert per_gpu[policy]["job-0"] > CORES_PER_GPU > per_gpu[policy]["job-1"]
 
 
+def test_the_simulators_best_batches_are_searched_once_and_arrays_are_left_alone() -> None:
+    asked = []
+
+    class GoodputFunction:
+        def __init__(self, perf: Any, grad: Any, initial: int) -> None:
+            self._perf_params, self._grad_params, self._init_batch_size = perf, grad, initial
+
+        def optimize(self, num_nodes: Any, num_replicas: Any, largest: int, accumulation: bool = False) -> Any:
+            asked.append(num_replicas)
+            return num_replicas * self._grad_params[0], largest, accumulation
+
+    cluster_sharing.optimised_once(SimpleNamespace(GoodputFunction=GoodputFunction))
+    for noise in (1.0, 1.0, 2.0):
+        fitted = GoodputFunction((0.1,), (noise, 1.0), 32)
+        assert fitted.optimize(1, 2, 512, accumulation=True) == (2 * noise, 512, True)
+    assert asked == [2, 2]
+    assert list(fitted.optimize(np.array([1, 1]), np.array([1, 2]), 512)[0]) == [2.0, 4.0]
+
+
 def test_rows_are_kept_and_not_measured_twice(tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     Results(file, ["python", "benchmarks/x.py"], {}).add({"workload": "w-1", "policy": "joint"}, {"average": 2.0})

@@ -16,9 +16,18 @@ ROOT = Path(__file__).parents[1]
 
 # From the top down: a layer imports those below it. What has no layer of its own here is a test's mistake.
 LAYERS = [
-    {"offload.__main__", "offload.arbiter", "offload.cli", "offload.demo_data", "offload.notebook", "offload.runs"},
+    {
+        "offload.__main__",
+        "offload.arbiter",
+        "offload.cli",
+        "offload.demo_data",
+        "offload.notebook",
+        "offload.runs",
+        "offload.tune",
+    },
     {"offload.launch"},
     {"offload.probe"},
+    {"offload.inference"},
     {"offload.loader", "offload.collate", "offload.callbacks"},
     # Rooms of offload.train, by process: the driver starts the workers, and both talk to the run's actor.
     {"offload.train.driver"},

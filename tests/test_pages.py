@@ -13,7 +13,7 @@ from typing import Any, get_args
 import pytest
 
 import offload
-from offload import collate, notebook, runs, transforms
+from offload import collate, notebook, runs, transforms, tune
 from offload.cli import apply
 from offload.loader.stats import LoaderStats
 from offload.measure import replacement
@@ -202,10 +202,11 @@ def test_the_picture_and_the_table_have_all_phases() -> None:
 
 # --- Docstrings --------------------------------------------------------------------------------------------------------
 
-NO_MEMBERS = ("__version__", "arbiter", "collate", "notebook", "runs", "transforms")
+NO_MEMBERS = ("__version__", "arbiter", "collate", "notebook", "runs", "transforms", "tune")
 PUBLIC = {name: getattr(offload, name) for name in offload.__all__ if name not in NO_MEMBERS}
 PUBLIC |= {f"collate.{name}": getattr(collate, name) for name in collate.__all__}
 PUBLIC |= {f"transforms.{name}": getattr(transforms, name) for name in transforms.__all__}
+PUBLIC |= {f"tune.{name}": getattr(tune, name) for name in tune.__all__}
 PUBLIC |= {f"notebook.{name}": getattr(notebook, name) for name in notebook.__all__ if not name.endswith("Result")}
 PUBLIC |= {f"runs.{name}": getattr(runs, name) for name in runs.__all__ if name != "RunState"}
 PUBLIC |= {

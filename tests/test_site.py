@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import offload
-from offload import arbiter, collate, notebook, runs, transforms
+from offload import arbiter, collate, notebook, runs, transforms, tune
 from tests.helpers import ROOT
 
 OPTIONS = ("--fail-on-warning", "--keep-going", "--quiet", "-c", "docs")
@@ -98,11 +98,11 @@ def test_the_reference_holds_every_public_name(site: Path) -> None:
     names = {
         f"offload.{name}"
         for name in offload.__all__
-        if name not in ("__version__", "arbiter", "collate", "notebook", "runs", "transforms")
+        if name not in ("__version__", "arbiter", "collate", "notebook", "runs", "transforms", "tune")
     }
     names |= {
         f"offload.{part.__name__.split('.')[1]}.{name}"
-        for part in (arbiter, collate, notebook, runs, transforms)
+        for part in (arbiter, collate, notebook, runs, transforms, tune)
         for name in part.__all__
     }
     assert sorted(names - ids) == []
@@ -112,5 +112,16 @@ def test_the_reference_holds_every_public_name(site: Path) -> None:
 
 def test_the_reference_holds_every_command(site: Path) -> None:
     page = (site / "docs" / "reference" / "command_line.html").read_text(encoding="utf-8")
-    for words in ("run", "demo", "doctor", "probe", "plan", "watch", "report", "launch sagemaker", "launch ray"):
+    for words in (
+        "run",
+        "demo",
+        "doctor",
+        "predict",
+        "probe",
+        "plan",
+        "watch",
+        "report",
+        "launch sagemaker",
+        "launch ray",
+    ):
         assert f"offload {words}" in page

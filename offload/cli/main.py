@@ -35,6 +35,7 @@ COMMANDS = (
     "doctor",
     "launch",
     "plan",
+    "predict",
     "probe",
     "report",
     "runs",
@@ -125,8 +126,8 @@ def main() -> None:
     A first look: `offload doctor` checks this machine, `offload demo` shows in a minute what offloading brings here,
     `offload run SCRIPT` runs your own script (a file that defines build() -> offload.Trainer). Before you rent machines,
     `offload probe SCRIPT` measures it, and `offload plan` recommends machines. `offload watch RUN_DIR` follows a run,
-    `offload report RUN_DIR` shows what it did. `offload runs` lists the runs of a Ray cluster, and pauses, resumes, stops or resizes
-    one.
+    `offload report RUN_DIR` shows what it did, `offload predict RUN_DIR SCRIPT` writes the outputs of its model. `offload runs` lists the
+    runs of a Ray cluster, and pauses, resumes, stops or resizes one.
     """
 
 

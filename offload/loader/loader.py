@@ -65,6 +65,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             belongs to other batches.
     """
 
+    says_engine = True  # whether a remark names what makes the batches
+
     def __init__(
         self,
         dataset: Dataset[T_co],
@@ -197,7 +199,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _fetcher(self, plan: IterationPlan) -> Fetcher:
         """The fetcher of an iteration, from the engine that the loader's first iteration has chosen."""
         if self._engine is None:
-            self._engine = _OnRay() if uses_ray(self.address) else _OnThisMachine(self.persistent_workers)
+            self._engine = (
+                _OnRay() if uses_ray(self.address) else _OnThisMachine(self.persistent_workers, says=self.says_engine)
+            )
         return self._engine.fetcher(self, plan)
 
     @property
@@ -356,10 +360,10 @@ class _OnRay:
 class _OnThisMachine:
     """A loader's use of this machine's cores, without Ray."""
 
-    def __init__(self, persistent: bool) -> None:
+    def __init__(self, persistent: bool, *, says: bool) -> None:
         from offload.loader.local.this_machine import ThisMachine
 
-        self._machine = ThisMachine(persistent=persistent)
+        self._machine = ThisMachine(persistent=persistent, says=says)
 
     def fetcher(self, loader: DataLoader[Any], plan: IterationPlan) -> Fetcher:
         if loader.placement == "other_nodes":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -125,8 +126,7 @@ class JointGoodput:
         that of :meth:`optimize` with ``accumulate``; it evaluates each batch once for all rates.
         """
         n, k = np.broadcast_arrays(np.asarray(nodes), np.asarray(workers))
-        goodput, local, accum = self._candidates(n, k, max_batch_size, local_batch_size_range, accumulate=True)
-        throughput = np.asarray(self.throughput(n, k, local, accum))
+        goodput, throughput = _tried(self, tuple(n.tolist()), tuple(k.tolist()), max_batch_size, local_batch_size_range)
         limits = np.asarray(rates, dtype=float)[:, None, :]
         # The p-norm of both times, relative to the accelerators' time.
         ratio = throughput / limits
@@ -191,6 +191,20 @@ class JointGoodput:
         counts, where = np.unique(np.asarray(workers), return_inverse=True)
         rates = np.array([float(rate(int(count))) for count in counts])
         return rates[where].reshape(np.shape(workers))
+
+
+@lru_cache(maxsize=256)  # who shares a cluster asks for the same workers at other rates, and again while no fit changes
+def _tried(
+    model: JointGoodput,
+    nodes: tuple[int, ...],
+    workers: tuple[int, ...],
+    max_batch_size: float | None,
+    local_range: tuple[int | None, int | None] | None,
+) -> tuple[Floats, Floats]:
+    """Goodput and throughput of the batches that a search tries, each of shape (batches, entries); not to be written to."""
+    n, k = np.array(nodes), np.array(workers)
+    goodput, local, accum = model._candidates(n, k, max_batch_size, local_range, accumulate=True)
+    return goodput, np.asarray(model.throughput(n, k, local, accum))
 
 
 def _within(local: Floats, groups: Any, largest: float, initial: float) -> Any:

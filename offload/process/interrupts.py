@@ -116,12 +116,31 @@ def _interruption() -> KeyboardInterrupt:
     return KeyboardInterrupt()
 
 
+_of_thread = threading.local()
+
+
+@contextmanager
+def ended_by(interrupts: Interrupts) -> Iterator[None]:
+    """A context in which this thread, which gets no signals, obeys the presses of ``interrupts`` instead. Another thread counts them up."""
+    _of_thread.interrupts = interrupts
+    try:
+        yield
+    finally:
+        del _of_thread.interrupts
+
+
+def of_this_thread() -> Interrupts:
+    """What ends the work of this thread, if it is not the main thread."""
+    interrupts = getattr(_of_thread, "interrupts", None)
+    return interrupts if isinstance(interrupts, Interrupts) else Interrupts()
+
+
 @contextmanager
 def handled() -> Iterator[Interrupts]:
     """A context with handlers of the signals: the process's own, if it already has such handlers. On other threads than the main
-    thread, it handles no signals."""
+    thread, it handles no signals (see :func:`ended_by`)."""
     if threading.current_thread() is not threading.main_thread():
-        yield Interrupts()
+        yield of_this_thread()
         return
     installed = _installed()
     interrupts = Interrupts() if installed is None else installed

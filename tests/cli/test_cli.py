@@ -503,9 +503,10 @@ def answering(answer: bytes | None) -> Iterator[str]:
         (["demo"], ["real JPEGs", "every CPU", "the run directory with a report", "[default: 1500;", "a paced accelerator"]),
         (["doctor"], ["what to do", "Exit code 0 if nothing fails"]),
         (["launch", "ray"], ["http://head:8265", "leaves the job running", "resumes a run", "[env var: OFFLOAD_RAY_ADDRESS"]),
+        (["predict"], ["predictor()", "return offload.Predictor", "OUTPUT.parts holds what is done", "kill -9", "Exit codes: 0 success"]),
         (["plan"], ["before you pay", "offload probe train.py", "Fewest dollars per useful sample"]),
     ],
-    ids=["offload", "run", "demo", "doctor", "launch ray", "plan"],
+    ids=["offload", "run", "demo", "doctor", "launch ray", "predict", "plan"],
 )  # fmt: skip
 def test_help_teaches(command: list[str], teaches: list[str]) -> None:
     done = CliRunner().invoke(main, [*command, "--help"])
@@ -517,7 +518,7 @@ def test_help_teaches(command: list[str], teaches: list[str]) -> None:
     assert CliRunner().invoke(main, [*command, "-h"]).stdout == done.stdout
 
 
-@pytest.mark.parametrize("command", ["run", "demo", "probe", "watch", "doctor"])
+@pytest.mark.parametrize("command", ["run", "demo", "predict", "probe", "watch", "doctor"])
 def test_every_command_says_which_cluster_auto_means(command: str) -> None:
     text = " ".join(CliRunner().invoke(main, [command, "--help"]).stdout.split())
     assert '("auto": RAY_ADDRESS, or else this host\'s)' in text
@@ -545,6 +546,9 @@ OPTIONS: dict[str, list[str]] = {
         "--ami", "--batch-size", "--budget", "--catalog", "--chart", "--cluster-name", "--cpu-nodes", "--cpu-type", "--deadline",
         "--emit", "--gpu-nodes", "--gpu-speed", "--gpu-type", "--hosts", "--image", "--job", "--json", "--max-batch-size", "--objective",
         "--output", "--plan", "--profile", "--ray", "--refresh-prices", "--region", "--samples", "--spot", "--step",
+    ],
+    "predict": [
+        "--address", "--argmax", "--batch-size", "--json", "--output", "--overwrite", "--quiet", "--seed", "args", "checkpoint", "script",
     ],
     "probe": ["--address", "--apply", "--core-speed", "--json", "--loader", "--output", "--quiet", "--yes", "args", "script"],
     "report": ["--catalog", "--json", "--output", "--png", "--usd-per-hour", "run_dirs"],

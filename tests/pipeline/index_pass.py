@@ -17,7 +17,10 @@ from offload.pipeline.feed.tasks import IndexTasks
 from offload.pipeline.index.source import Index
 from offload.pipeline.order.ranges import Ranges
 from offload.pipeline.pool.task import Block, Cost
+from offload.pipeline.preprocessing.block import Scratch
 from offload.pipeline.preprocessing.processing import process
+from offload.pipeline.preprocessing.recipe import Recipe
+from offload.pipeline.preprocessing.watchdog import NoReports, Watch
 
 
 def listed(pipeline: Pipeline) -> Index:
@@ -38,9 +41,9 @@ class Ref:
         return str(id(self))
 
 
-def a_pass(stream: FeedDataset, *, epoch: int = 0, done: Any = ()) -> dict[int, dict[str, Any]]:
+def a_pass(stream: FeedDataset, *, epoch: int = 0, done: Any = (), first_rows: int = 8) -> dict[int, dict[str, Any]]:
     """All rows that the tasks of a pass return, by their position."""
-    request = PassRequest(world_size=1, first_rows=8, epoch=epoch, done=tuple(done))
+    request = PassRequest(world_size=1, first_rows=first_rows, epoch=epoch, done=tuple(done))
     assert stream.samples is not None
     assert stream.rows is not None
     visit = Pass(PassKey(attempt=1, name="train", number=epoch), request, stream.samples - len(Ranges(request.done)))
@@ -49,7 +52,11 @@ def a_pass(stream: FeedDataset, *, epoch: int = 0, done: Any = ()) -> dict[int, 
     rows: dict[int, dict[str, Any]] = {}
     while (assignment := tasks.next_task("node")) is not None:
         task = assignment.task
-        block = process(cast(Any, task.recipe), task.rows, epoch=task.epoch)
+        recipe = cast(Any, task.recipe)
+        if isinstance(recipe, Recipe):
+            block = process(recipe, task.rows, epoch=task.epoch)
+        else:
+            block = recipe.process(task.rows, epoch=task.epoch, scratch=Scratch(), watch=Watch(NoReports()))
         cost = Cost(rows=block.num_rows, size_bytes=block.nbytes, cpu_s=0.1, wall_s=0.1)
         assignment.finished(Block(ref=cast(Any, Ref()), cost=cost))
         columns = wire.decode(block)

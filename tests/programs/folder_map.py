@@ -149,6 +149,7 @@ ROOMS = (
     "pipeline/images",
     "pipeline/cache",
     "pipeline/blocks",
+    "inference",
     "train/hub",
     "train/worker",
     "train/worker/data",

@@ -25,10 +25,11 @@ _said = False
 
 
 class ThisMachine:
-    """The processes of one loader on this machine. ``persistent``: whether they serve all of its iterations."""
+    """The processes of one loader on this machine. ``persistent``: whether they serve all of its iterations; ``says``: whether a remark
+    may name them."""
 
-    def __init__(self, *, persistent: bool) -> None:
-        self._persistent = persistent
+    def __init__(self, *, persistent: bool, says: bool = True) -> None:
+        self._persistent, self._says = persistent, says
         self._usual = Usual()
         self._kept: list[Children] = []
         self._pid = os.getpid()
@@ -49,7 +50,8 @@ class ThisMachine:
             self._kept.clear()
             self._pid = os.getpid()
         processes = process_count(plan, os.environ)
-        _say_once(processes, os.environ)
+        if self._says:
+            _say_once(processes, os.environ)
         context = context or multiprocessing.get_context(DEFAULT_METHOD)
         crew = Crew(
             children=self._kept.pop() if self._kept else _children(plan, context),

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from offload.model.allocation.values import NO_GPU, Job, Rules
 from offload.model.goodput import JointGoodput
@@ -73,16 +74,18 @@ class Cluster:
         """All cores."""
         return sum(node.cpus for node in self.nodes)
 
+    @cached_property
+    def alike(self) -> list[list[NodeResources]]:
+        """The nodes by what they have: those of one type need one look."""
+        types: dict[tuple[object, ...], list[NodeResources]] = {}
+        for node in self.nodes:
+            types.setdefault((node.gpus, node.cpus, node.gpu_type, tuple(sorted(node.others.items()))), []).append(node)
+        return list(types.values())
+
     def room(self, job: Job) -> dict[str, tuple[int, int]]:
         """For each kind of node that could hold the job's workers: the most on one node, and on all."""
         rooms: dict[str, tuple[int, int]] = {}
-        # Nodes of one type need one look.
-        counts: dict[tuple[object, ...], list[NodeResources]] = {}
-        for node in self.nodes:
-            counts.setdefault((node.gpus, node.cpus, node.gpu_type, tuple(sorted(node.others.items()))), []).append(
-                node
-            )
-        for alike in counts.values():
+        for alike in self.alike:
             kind, most = kind_of(alike[0], job), slots(alike[0], job)
             if kind is not None:
                 widest, total = rooms.get(kind, (0, 0))
@@ -234,10 +237,21 @@ def goodput_at(job: Job, kind: str | None, cores: int, workers: int, nodes: int)
     """The predicted goodput of so many workers on so many nodes; their number for a job without measurements."""
     if not job.measured or kind is None:
         return float(workers)
-    rate = cores / job.core_seconds_per_sample if job.core_seconds_per_sample else np.inf
-    value, _ = goodput_model(job, kind).best_at_rates(
-        [nodes], [workers], [[rate]], job.max_batch_size if job.noise else None, job.local_sizes(kind)
-    )
+    rate = cores / job.core_seconds_per_sample if job.core_seconds_per_sample else math.inf
+    biggest = job.max_batch_size if job.noise else None
+    return _goodput_at(goodput_model(job, kind), rate, workers, nodes, biggest, job.local_sizes(kind))
+
+
+@lru_cache(maxsize=8192)  # a decision asks for the same few placements again and again, and so does the next one
+def _goodput_at(
+    model: JointGoodput,
+    rate: float,
+    workers: int,
+    nodes: int,
+    max_batch_size: float | None,
+    local_sizes: tuple[int, int] | None,
+) -> float:
+    value, _ = model.best_at_rates([nodes], [workers], [[rate]], max_batch_size, local_sizes)
     return float(value[0, 0])
 
 
@@ -296,16 +310,13 @@ def _fair_goodput(job: Job, cluster: Cluster, rooms: dict[str, tuple[int, int]],
     return goodput
 
 
-def _undominated(table: Floats) -> Floats:
+def _undominated(table: Floats) -> NDArray[np.bool_]:
     """A mask of the rows that no other row beats with as few workers, cores and nodes. Rows that stand always stay."""
-    keep = np.ones(len(table), dtype=bool)
-    order = np.lexsort((-table[:, 3], table[:, 2], table[:, 0]))
-    # By workers, then cores: a row must gain over every row with no more of either.
-    best: list[tuple[float, float]] = []  # (cores, goodput) of those with fewer workers or as many
-    for i in order:
-        cores, goodput = table[i, 2], table[i, 3]
-        if not table[i, 4] and any(c <= cores and g >= goodput * (1 - 1e-9) for c, g in best):
-            keep[i] = False
-            continue
-        best = [(c, g) for c, g in best if c < cores or g > goodput] + [(cores, goodput)]
-    return keep
+    workers, cores, goodput, stands = table[:, 0], table[:, 2], table[:, 3], table[:, 4] > 0
+    order = np.lexsort((-goodput, cores, workers))
+    # By workers, then cores: a row must gain over every row before it that has no more of either.
+    before = np.tri(len(order), k=-1, dtype=bool)
+    no_more, no_worse = cores[order] <= cores[order][:, None], goodput[order] >= goodput[order][:, None] * (1 - 1e-9)
+    keep = np.empty(len(order), dtype=bool)
+    keep[order] = ~np.any(before & no_more & no_worse, axis=1)
+    return keep | stands

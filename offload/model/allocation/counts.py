@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy  # loads scipy.optimize at first use
+from numpy.typing import NDArray
 
 from offload.model.allocation.choices import Choices
 from offload.model.overlap import Floats
+
+Places = NDArray[np.integer[Any]]
 
 STARVED = 1e-2  # the worth of nothing, so that a power below 0 is finite
 GAP = 1e-4  # relative distance from the optimum that is good enough
@@ -38,8 +42,8 @@ class Programme:
     cost: Floats
     use: Floats  # (resources, choices)
     capacity: Floats
-    owner: Floats
-    first: Floats  # the first choice of each job
+    owner: Places
+    first: Places  # the first choice of each job
 
     @staticmethod
     def of(
@@ -80,11 +84,11 @@ class Programme:
         """How many jobs choose."""
         return len(self.first)
 
-    def total(self, chosen: Floats) -> float:
+    def total(self, chosen: Places) -> float:
         """The cost of one choice of each job, by its place in the arrays."""
         return float(np.sum(self.cost[chosen]))
 
-    def fits(self, chosen: Floats) -> bool:
+    def fits(self, chosen: Places) -> bool:
         """Return whether these choices fit together."""
         return bool(np.all(np.sum(self.use[:, chosen], axis=1) <= self.capacity + ROUNDING))
 
@@ -111,8 +115,9 @@ def choose(
 ) -> Counted:
     """The best choice of each job, as its place among the job's own choices. A job that ``must`` does not choose nothing.
 
-    ``before``: choices that fit together, such that those that must choose something do. Optimal within ``GAP`` for programmes of up to
-    ``exact_up_to`` choices; larger ones are solved without integrality, rounded, and filled up greedily.
+    ``before``: choices that fit together, such that those that must choose something do. The relaxation without whole numbers gives a
+    bound. Its rounding, filled up greedily, gives a first solution, and shows which choices no better one can hold. The choices that
+    remain are solved within ``GAP`` of the optimum, if there are at most ``exact_up_to`` of them.
     """
     # One that must, and can, may not choose nothing. One without any other choice has no alternative.
     sizes = np.diff([*programme.first, len(programme.cost)])
@@ -121,39 +126,78 @@ def choose(
         if must[j] and sizes[j] > 1:
             upper[first] = 0.0
     start = programme.first + np.asarray(before if before is not None else np.zeros(programme.jobs, dtype=int))
-    relaxed, bound = _solve(programme, upper, integer=False)
-    if len(programme.cost) <= exact_up_to:
-        exact, _ = _solve(programme, upper, integer=True)
-        chosen = _rounded(programme, exact, start, upper)
-    else:
-        chosen = _rounded(programme, relaxed, start, upper)
-    chosen = _filled(programme, chosen, upper)
-    return Counted(
-        tuple(int(c) for c in chosen - programme.first), programme.total(chosen), min(bound, programme.total(chosen))
-    )
+    relaxed = _relaxed(programme, upper)
+    chosen = _filled(programme, _rounded(programme, relaxed.shares, start, upper), upper)
+    cost, bound = programme.total(chosen), relaxed.bound
+    if cost - bound > GAP * abs(cost):
+        # A solution costs at least the bound and what each of its choices costs above the relaxation's prices.
+        kept = (upper > 0) & (relaxed.above <= cost - bound + ROUNDING)
+        kept[chosen] = True
+        places = np.flatnonzero(kept)
+        if len(places) <= exact_up_to:
+            exact, bound = _exact(programme, places, chosen, max_bound=cost, least=bound)
+            exact = _filled(programme, exact, upper)
+            chosen = min(chosen, exact, key=programme.total)
+    cost = programme.total(chosen)
+    return Counted(tuple(int(c) for c in chosen - programme.first), cost, min(bound, cost))
 
 
-def _solve(programme: Programme, upper: Floats, *, integer: bool) -> tuple[Floats | None, float]:
-    """The share of each choice and a bound of the cost; None if no solution was reached."""
-    size = len(programme.cost)
-    one = scipy.sparse.csr_array((np.ones(size), (programme.owner, np.arange(size))), shape=(programme.jobs, size))
-    use = scipy.sparse.csr_array(programme.use)
-    result = scipy.optimize.milp(
+@dataclass(frozen=True, eq=False)
+class _Relaxed:
+    """The solution without whole numbers: the share of each choice (None: there is no solution), the bound, and what each choice costs
+    above the prices of what it uses (its reduced cost)."""
+
+    shares: Floats | None
+    bound: float
+    above: Floats
+
+
+def _relaxed(programme: Programme, upper: Floats) -> _Relaxed:
+    result = scipy.optimize.linprog(
         programme.cost,
-        integrality=np.full(size, int(integer)),
-        bounds=scipy.optimize.Bounds(0.0, upper),
+        A_ub=scipy.sparse.csr_array(programme.use),
+        b_ub=programme.capacity,
+        A_eq=_one_of_each(programme),
+        b_eq=np.ones(programme.jobs),
+        # One choice of each job: no share exceeds 1 anyway.
+        bounds=np.stack([np.zeros(len(upper)), np.where(upper > 0, np.inf, 0.0)], axis=1),
+        method="highs",
+    )
+    if result.x is None:
+        return _Relaxed(None, -np.inf, np.zeros(len(upper)))
+    prices = result.eqlin.marginals[programme.owner] + result.ineqlin.marginals @ programme.use
+    return _Relaxed(np.asarray(result.x), float(result.fun), np.maximum(programme.cost - prices, 0.0))
+
+
+def _one_of_each(programme: Programme) -> Any:
+    size = len(programme.cost)
+    return scipy.sparse.csr_array((np.ones(size), (programme.owner, np.arange(size))), shape=(programme.jobs, size))
+
+
+def _exact(programme: Programme, places: Places, start: Places, max_bound: float, least: float) -> tuple[Places, float]:
+    """The best of the choices at ``places`` or ``start``, and a bound of all choices: others cost more than ``max_bound``."""
+    first = np.searchsorted(programme.owner[places], np.arange(programme.jobs))
+    part = Programme(
+        programme.cost[places], programme.use[:, places], programme.capacity, programme.owner[places], first
+    )
+    size = len(places)
+    result = scipy.optimize.milp(
+        part.cost,
+        integrality=np.ones(size),
+        bounds=scipy.optimize.Bounds(0.0, 1.0),
         constraints=[
-            scipy.optimize.LinearConstraint(one, 1.0, 1.0),
-            scipy.optimize.LinearConstraint(use, -np.inf, programme.capacity),
+            scipy.optimize.LinearConstraint(_one_of_each(part), 1.0, 1.0),
+            scipy.optimize.LinearConstraint(scipy.sparse.csr_array(part.use), -np.inf, part.capacity),
         ],
         options={"mip_rel_gap": GAP, "node_limit": NODES},
     )
     if result.x is None:
-        return None, -np.inf
-    return np.asarray(result.x), float(result.fun if not integer else result.mip_dual_bound)
+        return start, least
+    chosen = places[_rounded(part, np.asarray(result.x), np.searchsorted(places, start), np.ones(size))]
+    return chosen, max(least, min(float(result.mip_dual_bound), max_bound))
 
 
-def _rounded(programme: Programme, shares: Floats | None, start: Floats, upper: Floats) -> Floats:
+def _rounded(programme: Programme, shares: Floats | None, start: Places, upper: Floats) -> Places:
     """The choices that a solution makes entirely. A job of which it makes parts gets the least of those parts that fits, or its start."""
     if shares is None:
         return start.copy()
@@ -181,7 +225,7 @@ def _rounded(programme: Programme, shares: Floats | None, start: Floats, upper: 
     return chosen if programme.fits(chosen) else start.copy()
 
 
-def _filled(programme: Programme, chosen: Floats, upper: Floats) -> Floats:
+def _filled(programme: Programme, chosen: Places, upper: Floats) -> Places:
     """The choices improved one at a time, the one that gains the most for what it takes first, while anything fits and gains."""
     chosen = chosen.copy()
     left = programme.capacity - np.sum(programme.use[:, chosen], axis=1)

@@ -41,7 +41,7 @@ class Free:
     gpus: list[float] = field(init=False)
     cpus: list[float] = field(init=False)
     others: list[dict[str, float]] = field(init=False)
-    kinds: dict[str, list[str | None]] = field(default_factory=dict)
+    kinds: dict[tuple[object, ...], list[str | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.gpus = [node.gpus for node in self.nodes]
@@ -50,11 +50,12 @@ class Free:
 
     def slots(self, i: int, job: Job, kind: str) -> int:
         """Workers of this job that fit on node i now."""
-        if job.name not in self.kinds:
-            self.kinds[job.name] = [kind_of(node, job) for node in self.nodes]
-        if self.kinds[job.name][i] != kind:
-            return 0
         worker = job.worker
+        shape = (worker.cpus, worker.gpus, *worker.others.items())
+        if shape not in self.kinds:
+            self.kinds[shape] = [kind_of(node, job) for node in self.nodes]
+        if self.kinds[shape][i] != kind:
+            return 0
         most = [self.gpus[i] / worker.gpus] if worker.gpus else []
         most += [self.cpus[i] / worker.cpus] if worker.cpus else []
         most += [self.others[i].get(name, 0.0) / amount for name, amount in worker.others.items() if amount > 0]

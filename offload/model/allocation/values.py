@@ -146,7 +146,8 @@ class Rules:
         usd_per_gpu_hour: the price of one GPU of each kind, for the budget.
         usd_per_core_hour: the price of one core, for the budget.
         usd_per_hour: the most that all allotments together may cost an hour; None: no limit.
-        exact_up_to: the largest number of choices for which the counts are optimal; beyond it they are rounded from a relaxation.
+        exact_up_to: the most choices among which the counts are optimal, those not counted that a bound rules out; with more they are
+            rounded from a relaxation.
 
     Raises:
         ConfigError: for a value out of its range.

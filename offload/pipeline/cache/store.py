@@ -216,6 +216,28 @@ class CachedSource:
                     os.unlink(path)
                 os.close(fd)
 
+    @contextlib.contextmanager
+    def claimed(self, key: str) -> Iterator[bool]:
+        """A context in which others leave a content to this process. Yields False if another one makes it now.
+
+        Where nothing can be stored, everybody makes it.
+        """
+        fd, ours, path = None, True, f"{self._store.folder}/{space.BUSY}/{key}"
+        if not (self._store.stopped or self._store.full):
+            try:
+                fd = space.open_lock(path)
+                ours = space.locked(fd) and os.fstat(fd).st_nlink > 0
+            except OSError as error:
+                self._store.stop(error)
+        try:
+            yield ours
+        finally:
+            if fd is not None:
+                if ours:
+                    with contextlib.suppress(OSError):
+                        os.unlink(path)
+                os.close(fd)
+
     def _path(self, key: str) -> str:
         return f"{self.folder}/{key[:2]}/{key[2:]}"
 

@@ -98,7 +98,10 @@ class LiveLine:
 
     def update(self, values: dict[str, Any]) -> None:
         """Show the newest interval."""
-        line = format_line(values)
+        self.progress(format_line(values))
+
+    def progress(self, line: str) -> None:
+        """Show how far the work has come: one changing line on a terminal, a line every few seconds elsewhere."""
         if self._live is not None:
             self._live.update(Text(line, no_wrap=True, overflow="ellipsis"))
         elif time.monotonic() - self._shown_at >= PLAIN_INTERVAL_S:

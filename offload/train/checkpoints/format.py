@@ -239,6 +239,23 @@ def load(folder: Path, called: str | None = None) -> tuple[dict[str, Any], Train
         ) from None
 
 
+def load_model(path: Path, called: str) -> dict[str, Any]:
+    """The model's state alone, on the CPU: of a checkpoint, or of a file with a ``state_dict``. ``called``: its name for messages.
+
+    Raises RunError if it is damaged, or holds something else.
+    """
+    try:
+        if path.is_dir() and (path / CHECKSUMS_FILE).exists():
+            _verify(path)
+        state = _read(path / MODEL_FILE if path.is_dir() else path)
+        if not all(isinstance(key, str) for key in state):
+            raise ValueError(f"{path.name} is not a state_dict: its keys are not all names")
+        return state
+    except (ValueError, OSError) as error:
+        what = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+        raise RunError(f"the checkpoint {called} is damaged, or none: {what}. Name another one.") from None
+
+
 def _read(path: Path) -> dict[str, Any]:
     """Read a dict from a file. Raises ValueError, with a message for users, if the file does not hold one."""
     try:

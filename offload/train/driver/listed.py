@@ -11,6 +11,7 @@ from offload.pipeline.feed.datasets import FeedDataset
 from offload.pipeline.index.rows import close_rows
 from offload.pipeline.index.source import Index
 from offload.pipeline.pool.packed_recipe import PackedRecipe
+from offload.pipeline.preprocessing.shared_samples import SharedRecipe, Sharing
 from offload.pipeline.raydata.units import UnitIndex, UnitRecipe
 from offload.report.events import ClassesDiffer
 from offload.train.messages import TRAIN
@@ -20,7 +21,8 @@ from offload.train.messages import TRAIN
 class Listed:
     """A data set whose source was listed: an ``index``, the ``units`` of a ``ray.data.Dataset``, or neither if Ray Data executes one.
 
-    ``notes`` are for the user. ``setup``: the user's function that sets up each preprocessing process.
+    ``notes`` are for the user. ``setup``: the user's function that sets up each preprocessing process. ``sharing``: where other runs find
+    its samples; None: nowhere.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Listed:
     units: UnitIndex | None = None
     notes: tuple[str, ...] = ()
     setup: Callable[[], object] | None = None
+    sharing: Sharing | None = None
 
     @property
     def samples(self) -> int | None:
@@ -67,6 +70,11 @@ class Listed:
         return self.index is not None or self.units is not None
 
     @property
+    def shared(self) -> bool:
+        """Whether other runs find its samples."""
+        return self.sharing is not None and self.index is not None and not self.pipeline.yields
+
+    @property
     def resumable(self) -> bool:
         """Whether samples have stable ids, so that a pass can go on where it stopped."""
         return self.pooled or self.pipeline.id_column is not None
@@ -85,7 +93,7 @@ class Listed:
         """The recipe of its tasks."""
         inner = replace(self.pipeline.recipe(self.index, seed=seed, dataset=self.name), setup=self.setup)
         if self.units is None:
-            return inner
+            return SharedRecipe.of(inner, self.sharing) if self.shared and self.sharing is not None else inner
         return UnitRecipe(
             inner=inner,
             chains=self.units.chains,

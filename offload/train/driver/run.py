@@ -28,7 +28,7 @@ from offload.pipeline.preprocessing.unpicklable import obstacle, used
 from offload.pipeline.program.pickling import Carried
 from offload.pipeline.program.surroundings import Program
 from offload.prices import built_in
-from offload.process.interrupts import COMMITTED_END_S, Interrupts, handled
+from offload.process.interrupts import COMMITTED_END_S, Interrupts, handled, of_this_thread
 from offload.report.events.faults import CoresShared, OthersHold
 from offload.report.events.membership import RunLeaving
 from offload.report.events.training import RunStarted
@@ -108,7 +108,7 @@ class Run:
                 self._terms(),
                 platform,
                 status=self._waits,
-                heed=self.steering.heed_before_start,
+                heed=self._heed_before_start,
                 leasing=leasing,
             )
         except BaseException:
@@ -257,6 +257,12 @@ class Run:
         self.live.status(reason)
         self.steering.waits(reason)
 
+    def _heed_before_start(self) -> bool:
+        """Obey others while the run waits to start; return whether it must not start yet. Raises KeyboardInterrupt on a thread that is to
+        end: on the main thread, signals raise it."""
+        of_this_thread().check()
+        return self.steering.heed_before_start()
+
     @property
     def _requested_gpu_type(self) -> str | None:
         config: Any = self.trainer.scaling_config
@@ -368,6 +374,7 @@ class Run:
                 for name, listed in self.listed.items()
             },
             source=self.listed[TRAIN].identity,
+            other_options_at=trainer.other_options_at,
             checkpoints=trainer.checkpoints,
             storage=storage,
             name=name,
@@ -426,6 +433,9 @@ class Run:
         """Raise ConfigError if a node that preprocesses cannot hold the cache of a data set, or two data sets would share samples."""
         check_names({name: listed.pipeline for name, listed in self.listed.items()})
         specs = [spec for listed in self.listed.values() for spec in listed.pipeline.caches]
+        specs += [
+            listed.sharing.spec for listed in self.listed.values() if listed.shared and listed.sharing is not None
+        ]
         names = {node.node_id: node.name for node in self.cluster.nodes}
         self.platform.check_caches(specs, {node: names.get(node, node) for node in self.fleet.used})
 

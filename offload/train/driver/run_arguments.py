@@ -32,3 +32,4 @@ class Arguments(Protocol):
     run_config: RunConfig | None
     callbacks: tuple[Callback, ...]
     overrides: WorkerOverrides
+    other_options_at: int | None

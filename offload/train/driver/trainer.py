@@ -31,6 +31,7 @@ from offload.pipeline.aside import call_aside
 from offload.pipeline.describe.from_loader import described
 from offload.pipeline.describe.pipeline import Pipeline, missing_arguments
 from offload.pipeline.describe.sources import ANY_SOURCE
+from offload.pipeline.preprocessing.shared_samples import Sharing
 from offload.pipeline.program.main_module import refuse_again
 from offload.pipeline.program.remedies import warning
 from offload.pipeline.raydata.dataset_source import units_of
@@ -181,6 +182,8 @@ class Trainer:
         self.scaling_config, self.run_config = scaling_config, run_config
         _check_ray_trains(scaling_config, run_config)
         self.overrides = WorkerOverrides()
+        self.sharing: Sharing | None = None
+        self.other_options_at: int | None = None  # see offload.train.worker.setup.WorkerSetup
         self.storage_path = _storage_path(storage_path) or _unless_default(run_config, "storage_path")
 
     def _check_schedule(self) -> None:
@@ -279,13 +282,11 @@ class Trainer:
             Path(check_path("run_dir", run_dir, sane="a folder, such as runs/a")),
             overwrite=check_flag("overwrite", overwrite),
         )
-        # Inside the run directory, the folder is named after its content; elsewhere, after its run.
         storage_path = _storage_path(storage_path) or self.storage_path
-        name = _unless_default(self.run_config, "name") or (directory.path.name if storage_path else CHECKPOINTS)
-        filesystem = self.run_config.storage_filesystem if self.run_config else None
+        name = self._folder_name(directory.path, storage_path)
 
         def storage_checked() -> tuple[Storage, bool]:
-            storage = storage_of(storage_path, filesystem, directory.path)
+            storage = self._storage(directory.path, storage_path)
             check_storage(storage)
             with telling_errors(storage):
                 if directory.resuming and not RunFolder(storage, name).whole():
@@ -318,6 +319,17 @@ class Trainer:
                 live.follow(directory.path)
                 return Result(document=run.go(name, storage), run_dir=directory.path)
 
+    def checkpoint_folder(self, run_dir: Path) -> RunFolder:
+        """The folder of the checkpoints that :meth:`fit` writes for ``run_dir``."""
+        return RunFolder(self._storage(run_dir, self.storage_path), self._folder_name(run_dir, self.storage_path))
+
+    def _storage(self, run_dir: Path, storage_path: str | None) -> Storage:
+        return storage_of(storage_path, self.run_config.storage_filesystem if self.run_config else None, run_dir)
+
+    def _folder_name(self, run_dir: Path, storage_path: str | None) -> str:
+        """Inside the run directory, the folder is named after its content; elsewhere, after its run."""
+        return _unless_default(self.run_config, "name") or (run_dir.name if storage_path else CHECKPOINTS)
+
     def listed(self, name: str, waiting: Callable[[str], None]) -> Listed:
         """List the source of a data set; call ``waiting`` with the progress if that takes long. Raises ConfigError if the data set
         cannot be listed, or is smaller than a batch."""
@@ -327,7 +339,9 @@ class Trainer:
         else:
             index = _aside(name, pipeline, pipeline.list, waiting)
             shuffle = _shuffled(name, pipeline)
-            listed = Listed(name=name, pipeline=pipeline, index=index, shuffle=shuffle, setup=self.setup)
+            listed = Listed(
+                name=name, pipeline=pipeline, index=index, shuffle=shuffle, setup=self.setup, sharing=self.sharing
+            )
         wanted = self.batch_size.initial
         counted = listed.samples is not None and not pipeline.yields  # a generator makes more of few inputs
         if name == TRAIN and counted and (listed.samples or 0) < wanted:

@@ -39,6 +39,7 @@ def training_loop(setup: WorkerSetup, place: RankPlace) -> TrainingLoop:
         samples=setup.train.samples,
         source=setup.source,
         resumable=setup.train.resumable,
+        other_options_at=setup.other_options_at,
     )
     scaling = BatchScaling(setup.batch_size, setup.adaptation, workers=workers) if setup.batch_size.adaptive else None
     # Before the split, which may come from the checkpoint.

@@ -78,6 +78,8 @@ class WorkerSetup:
         marker: what shows whether this node sees the run's storage; None: nothing to check.
         source: the identity of the training data, if the number of its samples does not tell it.
         drop_last: whether training passes leave out batches that are not full, unless the loop says otherwise.
+        other_options_at: the step of the checkpoint from which the run starts, if a run with other options wrote it: optimizers then keep
+            those that the user's function gives them.
     """
 
     hub: HubClient
@@ -97,6 +99,7 @@ class WorkerSetup:
     marker: Marker | None = None
     source: str | None = None
     drop_last: bool = False
+    other_options_at: int | None = None
 
     @property
     def train(self) -> DatasetSetup:

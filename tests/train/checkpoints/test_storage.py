@@ -83,7 +83,6 @@ def small_disk(folder: Path, options: str) -> Iterator[None]:
     [("size=64k", "No space left on device"), ("ro,size=64k", "Read-only file system")],
     ids=["full", "read-only"],
 )
-@pytest.mark.usefixtures("this_machine")
 def test_a_disk_that_takes_nothing_is_found_before_a_process_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str, says: str
 ) -> None:

@@ -353,7 +353,6 @@ def test_a_weight_or_priority_without_an_arbiter_is_refused() -> None:
     assert (shared.arbiter, shared.weight, shared.priority) == (True, 2.0, 1)
 
 
-@pytest.mark.usefixtures("this_machine")
 def test_a_machine_alone_has_no_arbiter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(ConfigError, match=r"this run uses this machine alone: name a cluster with address='HOST:PORT'"):

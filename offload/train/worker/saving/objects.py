@@ -11,6 +11,7 @@ import torch
 from offload.train.checkpoints.format import Training
 from offload.train.checkpoints.plain import to_plain
 from offload.train.checkpoints.sharded import divided, is_part, is_sharded, load_model, load_optimizer, whole
+from offload.train.worker.saving.kept_options import KeptOptions
 
 REMEDY_PLAIN = "Make its state_dict() return such data, or do not pass it to ctx.prepare."
 
@@ -67,8 +68,9 @@ class TrainedObjects:
             scaler=_state_of(self.scaler, tensor) if self.scaler is not None else None,
         )
 
-    def restore(self, model: Mapping[str, Any], stored: Training) -> None:
-        """Load the states of a checkpoint: that of the model, or of several by number, and those in ``stored``.
+    def restore(self, model: Mapping[str, Any], stored: Training, *, keeps_options: bool = False) -> None:
+        """Load the states of a checkpoint: that of the model, or of several by number, and those in ``stored``. ``keeps_options``: whether
+        optimizers keep their options; see :mod:`offload.train.worker.saving.kept_options`.
 
         Raises whatever a ``load_state_dict`` raises, and ValueError if the objects are others than those of the checkpoint.
         """
@@ -76,6 +78,7 @@ class TrainedObjects:
         _check_count("trained models", len(model) if several else 1, len(self.models))
         _check_count("optimizers", len(stored.optimizers), len(self.optimizers))
         _check_count("other objects", len(stored.others), len(self._others))
+        kept = KeptOptions(self.optimizers, self._others) if keeps_options else None
         for i, trained in enumerate(self.models):
             load_model(trained, model[str(i)] if several else model)
         for optimizer, state in zip(self.optimizers, stored.optimizers, strict=True):
@@ -91,6 +94,8 @@ class TrainedObjects:
                 item.load_state_dict(state)
         if self.scaler is not None and stored.scaler is not None:
             self.scaler.load_state_dict(dict(stored.scaler))
+        if kept is not None:
+            kept.apply()
 
     def _loose(self) -> list[torch.Tensor]:
         """The parameters that only an optimizer holds, such as a temperature, or the weights of a loss that is not prepared."""

@@ -38,6 +38,7 @@ class TrainingState:
             number does not tell it. Together they determine the order of an epoch; checkpoints record them.
         scaler: the gradient scaler, for fp16.
         resumable: whether training samples have stable ids, so that a pass can go on where it stopped.
+        other_options_at: the step of a checkpoint whose options optimizers do not take; None: they take those of any.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class TrainingState:
         source: str | None = None,
         scaler: torch.amp.GradScaler | None,
         resumable: bool,
+        other_options_at: int | None = None,
     ) -> None:
         self.progress = Progress()
         self.objects = TrainedObjects(scaler)
@@ -62,6 +64,7 @@ class TrainingState:
         self.adapting: dict[str, Any] = {}
         self._checkpoints = checkpoints
         self._talk, self._resumable = talk, resumable
+        self._other_options_at = other_options_at
         self._order: dict[str, Any] = {"seed": seed, "samples": samples, "source": source}
         self._trained: list[Ranges] = []  # positions since the last commit
         self._committed_step = 0
@@ -279,7 +282,8 @@ class TrainingState:
 
     def _restore(self, stored: Training) -> None:
         try:
-            self.objects.restore(self._stored_model, stored)
+            keeps = stored.progress.step == self._other_options_at
+            self.objects.restore(self._stored_model, stored, keeps_options=keeps)
         except Exception as error:  # a load_state_dict may raise anything
             # The second line of torch's errors names the first parameter that does not fit, in a list that may be long.
             lines = (str(error).strip() or type(error).__name__).splitlines()[:2]

@@ -1,0 +1,303 @@
+"""What this project and the articles that it answers claim, each with the figure that was measured, its file and its command.
+
+`make map` writes docs/evidence.md from this list, and `benchmarks/history.py` draws the figures over the commits that recorded them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent / "results"
+TWO_HOSTS = "two emulated hosts, a core each"
+
+Step = str | int | Mapping[str, str]
+"""A step into a JSON document: a key, a number in a list, or what the wanted element of a list has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A number of a record.
+
+    Raises:
+        KeyError: by :meth:`of`, if the record does not hold it.
+    """
+
+    file: str
+    """Under benchmarks/results."""
+    at: tuple[Step, ...]
+    shown: str = "{:.2f}"
+    """How a page spells it, as a format string."""
+    over: tuple[Step, ...] | None = None
+    """Another number of the same record, by which it is divided."""
+
+    def of(self, document: Any) -> float:
+        """Return the number from a record."""
+        value = _at(document, self.at)
+        return value if self.over is None else value / _at(document, self.over)
+
+    def text(self) -> str:
+        """Return the number of the present record as a page spells it."""
+        return self.shown.format(self.of(json.loads((RESULTS / self.file).read_text(encoding="utf-8"))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A line of the page of evidence. Without figures, it was never shown, and ``remark`` says why."""
+
+    says: str
+    source: str
+    """Who claims it: this project's README, or an article."""
+    where: str = ""
+    figures: tuple[Figure, ...] = ()
+    command: str = ""
+    picture: str | None = None
+    """A file under benchmarks/results."""
+    remark: str = ""
+    """What a reader must know: a goal that was missed, a case that is left out."""
+
+
+def _at(document: Any, steps: Sequence[Step]) -> float:
+    for step in steps:
+        if isinstance(step, Mapping):
+            document = next(
+                (each for each in document if all(each.get(key) == value for key, value in step.items())), None
+            )
+            if document is None:
+                raise KeyError(dict(step))
+        else:
+            document = document[step]
+    return float(document)
+
+
+def _row(name: str, workload: str, measure: str) -> tuple[Step, ...]:
+    return ("rows", {"name": name, "workload": workload}, measure)
+
+
+def _hosts(workload: str, measure: str, shown: str, over: str | None = None) -> Figure:
+    """A figure of offload on two hosts, over that of another row."""
+    beside = None if over is None else _row(over, workload, measure)
+    file = f"offload_vs_single-{workload}.json"
+    return Figure(file=file, at=_row("offload-2-hosts", workload, measure), over=beside, shown=shown)
+
+
+def _adaptation(case: str, other: str, ours: str, measure: str, shown: str, model: str = "cnn") -> Figure:
+    """Another policy's figure over that of offload's."""
+    theirs = ("summary", {"case": case, "model": model, "policy": other}, measure)
+    return Figure(
+        file="adaptation.json",
+        at=theirs,
+        over=("summary", {"case": case, "model": model, "policy": ours}, measure),
+        shown=shown,
+    )
+
+
+def _sharing(file: str, measure: str, shown: str, over: str | None = None, **row: str) -> Figure:
+    """A figure of the joint policy in a simulator, over that of another policy."""
+    beside = None if over is None else ("rows", {**row, "policy": over}, measure)
+    return Figure(file=file, at=("rows", {**row, "policy": "joint"}, measure), over=beside, shown=shown)
+
+
+HOSTS = "python benchmarks/offload_vs_single.py"
+README, ARTICLES = "README", "articles"
+
+CLAIMS = (
+    Claim(
+        says="A second host with CPUs nearly doubles the rate of an input-bound loop",
+        source="README; SageMaker's heterogeneous clusters",
+        where=TWO_HOSTS,
+        figures=(
+            _hosts("jpeg", "samples_per_s", "jpeg {:.2f} × a DataLoader on one host", over="dataloader-1-host"),
+            _hosts("blur", "samples_per_s", "ten blurs {:.2f} ×", over="dataloader-1-host"),
+        ),
+        command=HOSTS,
+        picture="offload_vs_single.png",
+    ),
+    Claim(
+        says="All cores work: what arrives is what plain loops on the same cores would make",
+        source=README,
+        where=TWO_HOSTS,
+        figures=(
+            _hosts("blur", "delivered_over_ideal", "ten blurs {:.2f} of the ideal"),
+            _hosts("jpeg", "delivered_over_ideal", "jpeg {:.2f}"),
+        ),
+        command=HOSTS,
+        picture="offload_vs_single.png",
+        remark="Goals were 0.97 and 0.90.",
+    ),
+    Claim(
+        says="On a GPU host with 4 cores, a CPU host makes ResNet-50 train at the GPU's own rate",
+        source=README,
+        where="one NVIDIA H100; both hosts emulated",
+        figures=(
+            Figure(file="offload_vs_single-gpu.json", at=("cases", 0, "rows", "offload, both hosts", "samples_per_s"),
+                   over=("cases", 0, "rows", "device", "samples_per_s"), shown="{:.2f} of the GPU alone"),
+            Figure(file="offload_vs_single-gpu.json", at=("cases", 0, "rows", "offload, both hosts", "samples_per_s"),
+                   over=("cases", 0, "rows", "dataloader, GPU host", "samples_per_s"), shown="{:.2f} × a DataLoader on the GPU host"),
+        ),
+        command="python benchmarks/offload_vs_single_gpu.py",
+    ),
+    Claim(
+        says="A heterogeneous job is cheaper per sample than a single instance (23 % published)",
+        source="article on SageMaker's heterogeneous clusters",
+        where="two emulated hosts under the training toolkit, paced accelerator, AWS's prices",
+        figures=(Figure(file="sagemaker.json", at=("offloaded_over_single", "price_efficiency"), shown="{:.2f} × the samples per dollar"),),
+        command="python benchmarks/sagemaker.py --emulate",
+    ),
+    Claim(
+        says="On one machine, offload.DataLoader is no slower than torch's",
+        source=README,
+        where="one machine of two cores",
+        figures=tuple(
+            Figure(file="one_machine_all.json", at=("rows", name, "offload", "samples_per_s_over_torch"), shown=f"{name} {{:.2f}} ×")
+            for name in ("jpeg", "blur", "blur-uint8", "text", "tabular")
+        ),
+        command="python benchmarks/one_machine.py",
+        remark="On a faster machine, tabular was 0.69 ×.",
+    ),
+    Claim(
+        says="The first batch comes as soon as from torch's DataLoader",
+        source=README,
+        where="one machine of two cores, from the start of the script",
+        figures=(
+            Figure(file="one_machine_all.json", at=("rows", "jpeg", "offload", "first_batch_s_over_torch"), shown="jpeg {:.2f} ×"),
+            Figure(file="one_machine_all.json", at=("rows", "text", "offload", "first_batch_s_over_torch"), shown="text {:.2f} ×"),
+        ),
+        command="python benchmarks/one_machine.py",
+        remark="A Trainer's first step takes 1.5 to 2.8 × as long.",
+    ),
+    Claim(
+        says="A plan predicts samples/s before anyone pays",
+        source=README,
+        where="18 cases on up to three emulated hosts, paced accelerators",
+        figures=(
+            Figure(file="prediction.json", at=("error", "median"), shown="error {:.1%} in the median"),
+            Figure(file="prediction.json", at=("error", "worst"), shown="{:.1%} at worst"),
+        ),
+        command="python benchmarks/prediction.py",
+        picture="prediction.png",
+    ),
+    Claim(
+        says="The planner's recommendation is the best that enumeration finds",
+        source=README,
+        where="1,000 random profiles",
+        figures=(Figure(file="planning.json", at=("gap", "worst"), shown="{:.1%} worse at most"),),
+        command="python benchmarks/planning.py",
+    ),
+    Claim(
+        says="Kills, drains, joins and resizes lose no sample and repeat none",
+        source="README; article on elastic Horovod",
+        where="100 random schedules rehearsed, 10 with real processes",
+        figures=(
+            Figure(file="elastic.json", at=("lost",), shown="{:.0f} lost"),
+            Figure(file="elastic.json", at=("repeated",), shown="{:.0f} repeated"),
+            Figure(file="elastic.json", at=("hangs",), shown="{:.0f} hangs"),
+        ),
+        command="python benchmarks/elastic.py",
+        picture="elastic.png",
+    ),
+    Claim(
+        says="A resize interrupts training less than a restart of Ray Train",
+        source="README; article on elastic Horovod",
+        where="two emulated hosts",
+        figures=(
+            Figure(file="elastic.json", at=("recovery", "medians", "offload", "resize"), shown="{:.1f} s"),
+            Figure(file="elastic.json", at=("resize", "ray_train_s"), shown="Ray Train {:.0f} s"),
+        ),
+        command="python benchmarks/recovery.py; python benchmarks/elastic.py",
+        picture="elastic.png",
+    ),
+    Claim(
+        says="A killed worker, and a killed host, cost seconds",
+        source="article on elastic Horovod",
+        where="two emulated hosts",
+        figures=(
+            Figure(file="elastic.json", at=("recovery", "medians", "offload", "worker"), shown="worker {:.1f} s"),
+            Figure(file="elastic.json", at=("recovery", "medians", "offload", "host"), shown="host {:.1f} s"),
+        ),
+        command="python benchmarks/recovery.py",
+    ),
+    Claim(
+        says="A spot notice leaves time for a checkpoint",
+        source="articles on AdaptDL and elastic Horovod",
+        where="an emulated metadata service, a cluster of this machine",
+        figures=(
+            Figure(file="spot_notice.json", at=("examples", "vit_blur", "checkpoint_s"), shown="committed after {:.1f} s (ViT)"),
+            Figure(file="spot_notice.json", at=("examples", "image_classification", "checkpoint_s"), shown="{:.1f} s (CNN)"),
+        ),
+        command="python benchmarks/spot_notice.py",
+    ),
+    Claim(
+        says="Knowing the input saves dollars to an accuracy where it binds",
+        source="articles on AdaptDL, whose policy has no input term",
+        where="one to four workers, digits, a paced accelerator and input, two seeds",
+        figures=(
+            _adaptation("input-bound", "without input term", "joint", "usd", "{:.1f} × fewer dollars"),
+            _adaptation("input-bound", "without input term", "joint", "time_to_accuracy_s", "{:.1f} × less time"),
+        ),
+        command="python benchmarks/adaptation.py",
+        picture="adaptation.png",
+    ),
+    Claim(
+        says="Adaptive batches reach an accuracy sooner than the small fixed batch",
+        source="articles on AdaptDL",
+        where="one worker, digits, a paced accelerator, three seeds",
+        figures=(
+            _adaptation("statistics", "fixed 16", "adaptive", "time_to_accuracy_s", "ViT {:.2f} ×", model="vit"),
+            _adaptation("statistics", "fixed 16", "adaptive", "time_to_accuracy_s", "CNN {:.2f} ×"),
+        ),
+        command="python benchmarks/adaptation.py",
+        picture="adaptation.png",
+        remark="A fixed batch of 64 is as fast with the CNN, and never gets there with the ViT.",
+    ),
+    Claim(
+        says="Jobs that share a cluster by goodput finish sooner",
+        source="article on AdaptDL in shared clusters",
+        where="Pollux's own simulator, its first workload of 160 jobs",
+        figures=(
+            _sharing("cluster_sharing.json", "average_completion_s", "{:,.0f} s on average (published for Pollux: 2,089 s)",
+                     load="1.0", workload="workload-1"),
+        ),
+        command="python benchmarks/cluster_sharing.py --pollux CHECKOUT --workload 1",
+        remark="One of eight workloads.",
+    ),
+    Claim(
+        says="On GPUs of three types, sharing is as fast as Sia's, and fair",
+        source=README,
+        where="Sia's own simulator, its first workload of 160 jobs",
+        figures=(
+            _sharing("cluster_sharing_sia.json", "average_completion_s", "{:.2f} × Sia's completion time", over="sia"),
+            _sharing("cluster_sharing_sia.json", "worst_fairness_ratio", "worst fairness ratio {:.2f}"),
+        ),
+        command="python benchmarks/cluster_sharing_sia.py --sia CHECKOUT --workload 1",
+        remark="One of eight workloads.",
+    ),
+    Claim(
+        says="One hub feeds a thousand cores",
+        source=README,
+        where="one process stands for 125 cores, on two real ones",
+        figures=(
+            Figure(file="scale.json", at=("cases", "alone-1000-64", "medians", "cpu_ms_per_block"),
+                   shown="{:.2f} ms of CPU a block in the feed's own code"),
+        ),
+        command="python benchmarks/scale.py",
+        remark="With Ray's part of the calls, a hub ends at 190 to 280 blocks a second.",
+    ),
+    Claim(
+        says="Accuracy stays when workers come and go",
+        source="article on elastic Horovod",
+        remark="Weights after faults equal the fault-free ones to the last bit in tests. Its four schedules over many seeds have not run.",
+    ),
+    Claim(
+        says="Training costs 2 to 20 × less, and takes 10 to 30 × less time",
+        source="article on AdaptDL on Ray",
+        remark="Neither reproduced nor refuted yet.",
+    ),
+    Claim(says="Several GPUs, with nccl between them", source=README, remark="No machine with two GPUs has run it."),
+    Claim(says="Jobs on AWS", source=README, remark="Emulated hosts, the real training toolkit and moto stand for it."),
+    Claim(says="KubeRay", source=README, remark="No cluster has run an emitted file."),
+)  # fmt: skip
+"""Every claim, in the order of the page."""

@@ -1,0 +1,114 @@
+"""Claim: ASHA ends poor trials of a ConvNet early, and gives their time to better ones.
+
+The claim is that of *Getting Started with Distributed Machine Learning with PyTorch and Ray* (2021). The article tunes learning rate
+and momentum with Ray Tune. The search space, the scheduler and ``Tuner`` are Ray's. A trial's batches come from ``offload.DataLoader``, and
+so from every CPU of the cluster:
+
+    python examples/articles/convnet_asha.py                             # four trials on digits that scikit-learn ships
+    RAY_ADDRESS=head:6379 python examples/articles/convnet_asha.py --mnist ROOT --trials 30 --epochs 10    # torchvision's MNIST in ROOT
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import ray
+import torch
+from ray import tune
+from ray.tune.schedulers import ASHAScheduler
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torchvision.transforms import v2
+
+import offload
+
+
+class Digits(torch.utils.data.Dataset):
+    """Scans of handwritten digits, 28×28, turned a little."""
+
+    def __init__(self, mnist: str | None, *, training: bool) -> None:
+        self.turn = v2.RandomAffine(10) if training else v2.Identity()
+        if mnist is not None:
+            from torchvision.datasets import MNIST
+
+            part = MNIST(mnist, train=training)
+            self.images, self.labels = part.data.numpy(), part.targets.numpy()
+        else:
+            from sklearn.datasets import load_digits
+
+            digits, half = load_digits(), slice(0, 1400) if training else slice(1400, None)
+            images = torch.from_numpy(digits.images[half])[:, None] * (255 / 16)
+            self.images = nn.functional.interpolate(images, (28, 28), mode="bilinear")[:, 0].to(torch.uint8).numpy()
+            self.labels = digits.target[half].astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, item: int):
+        return self.turn(torch.from_numpy(self.images[item])[None]).float() / 255, self.labels[item]
+
+
+class ConvNet(nn.Sequential):
+    """One convolution, one linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(1, 3, 3), nn.MaxPool2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(192, 10))
+
+
+def trial(config) -> None:
+    """Train one configuration. Reports the accuracy on the test digits after each epoch."""
+    model = ConvNet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"], momentum=config["momentum"])
+    loader = offload.DataLoader(Digits(config["mnist"], training=True), batch_size=64, shuffle=True)
+    test = Digits(config["mnist"], training=False)
+    images, labels = torch.stack([test[i][0] for i in range(len(test))]), torch.from_numpy(test.labels)
+    for _ in range(config["epochs"]):
+        for x, y in loader:
+            optimizer.zero_grad()
+            cross_entropy(model(x), y).backward()
+            optimizer.step()
+        with torch.no_grad():
+            tune.report({"accuracy": (model(images).argmax(1) == labels).float().mean().item()})
+
+
+def search(trials: int, epochs: int, mnist: str | None) -> tune.ResultGrid:
+    """Run the trials, two at a time."""
+    space = {
+        "lr": tune.choice([0.001, 0.01, 0.1]),
+        "momentum": tune.uniform(0.1, 0.9),
+        "mnist": mnist,
+        "epochs": epochs,
+    }
+    tuner = tune.Tuner(
+        tune.with_resources(trial, {"CPU": 0.5}),
+        param_space=space,
+        tune_config=tune.TuneConfig(
+            metric="accuracy",
+            mode="max",
+            num_samples=trials,
+            max_concurrent_trials=2,
+            scheduler=ASHAScheduler(max_t=epochs, grace_period=1, reduction_factor=2),
+        ),
+        run_config=tune.RunConfig(name="convnet_asha", storage_path=str(Path("runs").absolute()), verbose=1),
+    )
+    return tuner.fit()
+
+
+def main() -> tune.ResultGrid:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mnist", help="the root folder of torchvision's MNIST, already there")
+    parser.add_argument("--trials", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=4, help="of the best trials")
+    args = parser.parse_args()
+    ray.init(ignore_reinit_error=True, include_dashboard=False)
+    results = search(args.trials, args.epochs, args.mnist)
+    for result in sorted(results, key=lambda result: -result.metrics["accuracy"]):
+        epochs = result.metrics["training_iteration"]
+        print(
+            f"lr {result.config['lr']:<5}  momentum {result.config['momentum']:.2f}  {epochs} epoch(s)  {result.metrics['accuracy']:.3f}"
+        )
+    return results
+
+
+if __name__ == "__main__":
+    main()

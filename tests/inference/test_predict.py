@@ -1,0 +1,235 @@
+"""Batch inference: every sample once, in order, with the outputs of validation, however often it was interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from click.testing import CliRunner
+
+import offload
+from offload.cli.main import main
+from tests.helpers import PROGRAMS, eventually
+from tests.programs import predicted
+
+SCRIPT = PROGRAMS / "predicted.py"
+BATCH = 8
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with the state of the model."""
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("weights") / "weights.pt"
+    torch.save(predicted.build_model().state_dict(), path)
+    return path
+
+
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
+    """The exit code and the message of ``offload predict`` with these arguments."""
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr("offload.engine.program_uses_ray", lambda: False)
+
+    def predict(*arguments: object) -> tuple[int, str]:
+        done = CliRunner().invoke(main, ["predict", *map(str, arguments)])
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+        return done.exit_code, done.stderr.strip().splitlines()[-1]
+
+    return predict
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return pq.read_table(path).to_pylist()
+
+
+@pytest.mark.slow
+def test_outputs_equal_those_of_validation_bit_for_bit(jpeg_folder: Path, tmp_path: Path, this_machine: None) -> None:
+    seen = tmp_path / "seen.pt"
+
+    def train(ctx: offload.Context) -> None:
+        model = predicted.build_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = ctx.prepare(model, optimizer)
+        for _epoch in ctx.epochs(1):
+            for batch in ctx.batches("train"):
+                ctx.backward(torch.nn.functional.cross_entropy(model(batch["image"]), batch["label"]))
+                ctx.step()
+        model.eval()
+        with torch.no_grad():
+            batches = [(batch["sample_id"].clone(), model(batch["image"])) for batch in ctx.batches("val")]
+        torch.save(batches, seen)
+
+    trainer = offload.Trainer(
+        train,
+        datasets={"train": predicted.data(jpeg_folder), "val": predicted.data(jpeg_folder)},
+        batch_size=BATCH,
+        workers=1,
+    )
+    trainer.fit(run_dir=tmp_path / "run", quiet=True)
+    validated = {
+        int(number): output.tolist() for ids, of in torch.load(seen) for number, output in zip(ids, of, strict=True)
+    }
+    predictor = offload.Predictor(predicted.build_model, trainer.datasets["val"], keep=("label",))
+    prediction = offload.predict(predictor, tmp_path / "run", tmp_path / "out.parquet", batch_size=BATCH, argmax=True)
+    results = rows(prediction.output)
+    assert {row["sample_id"]: row["output"] for row in results} == validated
+    files = sorted(jpeg_folder.rglob("*.jpg"))
+    assert [row["key"] for row in results] == list(map(str, files))
+    assert [row["label"] for row in results] == [int(file.parent.name[-1]) for file in files]
+    assert all(row["prediction"] == row["output"].index(max(row["output"])) for row in results)
+    assert not (tmp_path / "out.parquet.parts").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_prediction_goes_on_where_it_ended(jpeg_folder: Path, weights: Path, tmp_path: Path) -> None:
+    """What is done is done once: the second run has the parts of the first, and the file is that of an uninterrupted prediction."""
+
+    def command(output: Path, *arguments: object) -> list[str]:
+        words = [
+            "predict",
+            weights,
+            SCRIPT,
+            "-o",
+            output,
+            "--batch-size",
+            BATCH,
+            "--json",
+            "--",
+            jpeg_folder,
+            *arguments,
+        ]
+        return [sys.executable, "-m", "offload", *map(str, words)]
+
+    output, whole = tmp_path / "out.parquet", tmp_path / "whole.parquet"
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    killed = subprocess.Popen(
+        command(output, tmp_path / "never"), env=environment, start_new_session=True, stdout=subprocess.DEVNULL
+    )
+    try:
+        eventually(lambda: any((tmp_path / "out.parquet.parts").glob("part-*.arrow")))
+    finally:
+        os.killpg(killed.pid, signal.SIGKILL)
+        killed.wait()
+    assert not output.exists()
+    documents = [
+        json.loads(subprocess.run(command(path), env=environment, capture_output=True, check=True, timeout=800).stdout)
+        for path in (output, whole)
+    ]
+    assert 0 < documents[0]["resumed_samples"] < 103
+    assert documents[1]["resumed_samples"] == 0
+    assert pq.read_table(output).equals(pq.read_table(whole))
+    assert [row["sample_id"] for row in rows(output)] == list(range(103))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.parquet", "whole.parquet"]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_others_do_what_a_lost_worker_had_claimed(
+    ray_cluster: None, jpeg_folder: Path, weights: Path, tmp_path: Path
+) -> None:
+    marker = tmp_path / "lost"
+
+    def outputs(model: torch.nn.Module, batch: Any) -> Any:
+        if int(batch["sample_id"][0]) >= 48 and not marker.exists():
+            marker.touch()
+            os._exit(1)
+        return {"logits": model(batch["image"]), "none": None}
+
+    predictor = offload.Predictor(predicted.build_model, predicted.data(jpeg_folder), outputs=outputs)
+    prediction = offload.predict(predictor, weights, tmp_path / "out.parquet", batch_size=BATCH, quiet=True)
+    assert marker.exists()
+    model = predicted.build_model()
+    model.load_state_dict(torch.load(weights))
+    table = pq.read_table(prediction.output)
+    assert table.column_names == ["sample_id", "key", "logits"]
+    assert table.column("sample_id").to_pylist() == list(range(103))
+    assert table.column("logits").type == pa.list_(pa.field("element", pa.float32()), 3)
+
+
+def test_skipped_samples_are_counted_and_named(
+    jpeg_folder: Path, weights: Path, tmp_path: Path, this_machine: None
+) -> None:
+    folder = tmp_path / "some"
+    for file in sorted(jpeg_folder.rglob("*.jpg"))[:5]:
+        (folder / file.parent.name).mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, folder / file.parent.name / file.name)
+    broken = sorted(folder.rglob("*.jpg"))[2]
+    broken.write_bytes(b"no image")
+    predictor = offload.Predictor(predicted.build_model, predicted.data(folder, on_error="skip"))
+    prediction = offload.predict(predictor, weights, tmp_path / "out.parquet", quiet=True)
+    assert [row["sample_id"] for row in rows(prediction.output)] == [0, 1, 3, 4]
+    skipped = prediction.document["skipped_samples"]
+    assert [(one["sample_id"], str(broken) in one["reason"]) for one in skipped] == [(2, True)]
+    assert "1 samples were skipped" in prediction.summary()
+
+
+def test_bad_input_is_refused_with_the_reason(
+    jpeg_folder: Path, weights: Path, tmp_path: Path, refused: Callable[..., tuple[int, str]]
+) -> None:
+    output = tmp_path / "out.parquet"
+    script = tmp_path / "script.py"
+
+    def says(*arguments: object) -> str:
+        code, message = refused(*arguments)
+        assert code == 2
+        return message
+
+    missing = tmp_path / "no run"
+    assert f"there is no checkpoint {missing}" in says(missing, SCRIPT, "-o", output, "--", jpeg_folder)
+    assert f"{tmp_path} holds no complete checkpoint" in says(tmp_path, SCRIPT, "-o", output, "--", jpeg_folder)
+    damaged = tmp_path / "damaged.pt"
+    damaged.write_bytes(weights.read_bytes()[:100])
+    assert f"the checkpoint {damaged} is damaged, or none" in says(damaged, SCRIPT, "-o", output, "--", jpeg_folder)
+    other = tmp_path / "other.pt"
+    torch.save(torch.nn.Linear(2, 3).state_dict(), other)
+    message = says(other, SCRIPT, "-o", output, "--", jpeg_folder)
+    assert f"the checkpoint {other} is not of the model Sequential: Missing key(s)" in message
+    assert "no images under" in says(weights, SCRIPT, "-o", output, "--", tmp_path)
+    assert "must be a Parquet file" in says(weights, SCRIPT, "-o", tmp_path / "out.csv", "--", jpeg_folder)
+    assert "is not a writable folder" in says(weights, SCRIPT, "-o", tmp_path / "no" / "out.parquet", "--", jpeg_folder)
+    assert "is not a file" in says(weights, tmp_path / "no.py", "-o", output)
+    assert "--batch-size must be" in says(weights, SCRIPT, "-o", output, "--batch-size", 0, "--", jpeg_folder)
+    for code, reason in {
+        "x = 1": f"{script} defines no predictor(). Add one that returns an offload.Predictor",
+        "def predictor():\n    return 5": "it must return an offload.Predictor",
+        "import offload, torch\ndef predictor():\n    return offload.Predictor(torch.nn.Linear(1, 1), [1])": "model must be a function",
+        "import offload\ndef predictor():\n    return offload.Predictor(dict, [1])": "must return the model, a torch.nn.Module",
+        "import offload\ndef predictor():\n    return offload.Predictor(dict, [])": "",
+    }.items():
+        script.write_text(code)
+        assert reason in says(weights, script, "-o", output)
+    output.write_bytes(b"")
+    assert f"{output} exists. Pass --overwrite to replace it" in says(weights, SCRIPT, "-o", output)
+
+
+def test_a_failed_prediction_names_the_sample_and_goes_on_after_the_repair(
+    jpeg_folder: Path, weights: Path, tmp_path: Path, refused: Callable[..., tuple[int, str]]
+) -> None:
+    folder, output = tmp_path / "images", tmp_path / "out.parquet"
+    shutil.copytree(jpeg_folder, folder)
+    broken = sorted(folder.rglob("*.jpg"))[90]
+    content = broken.read_bytes()
+    broken.write_bytes(b"x" * len(content))
+    command = (weights, SCRIPT, "-o", output, "--batch-size", BATCH)
+    code, message = refused(*command, "--", folder)
+    assert (code, str(broken) in message, output.exists()) == (1, True, False)
+    broken.write_bytes(content)
+    code, message = refused(*command, "--argmax", "--", folder)
+    assert code == 2
+    assert "holds an interrupted prediction of other arguments: argmax was False, and is True" in message
+    code, message = refused(*command, "--json", "--", folder)
+    assert code == 0
+    assert [row["sample_id"] for row in rows(output)] == list(range(103))

@@ -1,0 +1,191 @@
+"""Searches with Ray's own Tuner on a real Ray: trials are runs, stop early, copy each other, and go on after an interruption."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+from ray import tune
+from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
+
+import offload
+from offload import arbiter
+from tests.conftest import LOGICAL_CPUS
+from tests.helpers import eventually
+
+SAMPLES, EPOCHS = 32, 4
+
+
+def train(ctx: offload.Context) -> None:
+    """Lower one weight by the learning rate in every step, and report it."""
+    weight = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(weight.weight)
+    model, optimizer = ctx.prepare(weight, torch.optim.SGD(weight.parameters(), lr=ctx.config["lr"]))
+    for epoch in ctx.epochs(EPOCHS):
+        rows = [len(batch["x"]) for batch in lower(ctx, model)]
+        rate = optimizer.param_groups[0]["lr"]
+        ctx.report(score=-float(weight.weight), rate=rate, rows=max(rows), steps=len(rows), trains=epoch)
+
+
+def lower(ctx: offload.Context, model: torch.nn.Module) -> Iterator[Any]:
+    for batch in ctx.batches("train"):
+        ctx.backward(model(batch["x"]).mean())
+        ctx.step()
+        yield batch
+
+
+def build(config: dict[str, Any]) -> offload.Trainer:
+    data = torch.utils.data.TensorDataset(torch.ones(SAMPLES, 1))
+    return offload.Trainer(
+        train,
+        datasets={"train": offload.from_torch(data, columns=["x"])},
+        batch_size=config.get("batch", 8),
+        workers=1,
+        train_loop_config=config,
+    )
+
+
+def searched(
+    space: dict[str, Any], folder: Path, callbacks: list[tune.Callback] | None = None, **settings: Any
+) -> tune.Tuner:
+    return tune.Tuner(
+        offload.tune.trainable(build),
+        param_space=space,
+        tune_config=tune.TuneConfig(metric="score", mode="max", **settings),
+        run_config=tune.RunConfig(name="search", storage_path=str(folder), verbose=0, callbacks=callbacks),
+    )
+
+
+def all_is_free() -> bool:
+    return ray.available_resources().get("CPU") == LOGICAL_CPUS and not offload.runs.listed()
+
+
+def reported(results: tune.ResultGrid) -> list[dict[str, Any]]:
+    """Every result of every trial."""
+    lines = [line for result in results for line in Path(result.path, "result.json").read_text().splitlines()]
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_asha_stops_the_worse_trials(ray_cluster: None, tmp_path: Path) -> None:
+    scheduler = ASHAScheduler(time_attr="training_iteration", max_t=EPOCHS, grace_period=1, reduction_factor=2)
+    space = {"lr": tune.grid_search([0.4, 0.3, 0.2, 0.1])}
+    tuner = searched(space, tmp_path, scheduler=scheduler, max_concurrent_trials=1, reuse_actors=True)
+    results = tuner.fit()
+    assert not results.errors
+    best = results.get_best_result()
+    assert best.config == {"lr": 0.4}
+    assert best.metrics["trains"] == EPOCHS - 1
+    assert best.metrics["score"] == pytest.approx(0.4 * EPOCHS * SAMPLES / 8)
+    table = results.get_dataframe()
+    assert sorted(table["training_iteration"]) == [1, 1, 1, EPOCHS]
+    eventually(all_is_free)
+    # The checkpoint is that of the reported epoch, and loads without offload.
+    assert best.checkpoint is not None
+    with best.checkpoint.as_directory() as folder:
+        (weight,) = torch.load(Path(folder, "model.pt")).values()
+    assert -float(weight) == pytest.approx(best.metrics["score"])
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_an_exploited_trial_goes_on_from_the_better_one_with_other_settings(ray_cluster: None, tmp_path: Path) -> None:
+    scheduler = PopulationBasedTraining(
+        time_attr="training_iteration",
+        perturbation_interval=1,
+        quantile_fraction=0.5,
+        resample_probability=1.0,
+        hyperparam_mutations={"lr": [0.5], "batch": [16]},
+    )
+    space = {"lr": tune.grid_search([0.0, 0.25]), "batch": 8}
+    arbiter.start()  # trials of a population train side by side
+    try:
+        results = searched(space, tmp_path, scheduler=scheduler, reuse_actors=True).fit()
+    finally:
+        arbiter.stop()
+    assert not results.errors
+    every = reported(results)
+    for line in every:
+        assert (line["rate"], line["rows"]) == (line["config"]["lr"], line["config"]["batch"])
+    exploited = [line for line in every if line["config"]["lr"] == 0.5]
+    assert exploited
+    # It has the donor's epochs behind it: in each, the weight went down.
+    assert min(line["trains"] for line in exploited) > 0
+    assert all(line["score"] > 0.5 * line["steps"] for line in exploited)
+    eventually(all_is_free)
+
+
+class Interruption(tune.Callback):
+    """End the search once a trial has reported its second epoch."""
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        if result["training_iteration"] == 2:
+            raise RuntimeError("the power went off")
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_an_interrupted_search_goes_on_where_it_was(ray_cluster: None, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="the power went off"):
+        searched({"lr": 0.25}, tmp_path, [Interruption()]).fit()
+    eventually(all_is_free)
+    restored = tune.Tuner.restore(str(tmp_path / "search"), trainable=offload.tune.trainable(build))
+    results = restored.fit()
+    assert not results.errors
+    assert results[0].metrics["score"] == pytest.approx(0.25 * EPOCHS * SAMPLES / 8)
+    # What Tune knew a checkpoint of is not trained again.
+    epochs = [line["trains"] for line in reported(results)]
+    assert epochs == sorted(epochs)
+    assert epochs.count(0) == 1
+    assert epochs[-1] == EPOCHS - 1
+
+
+def silent(ctx: offload.Context) -> None:
+    for _ in ctx.epochs(1):
+        pass
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_trial_without_a_result_says_so(ray_cluster: None, tmp_path: Path) -> None:
+    def build_silent(config: dict[str, Any]) -> offload.Trainer:
+        return offload.Trainer(silent, datasets={"train": [{"x": 0.0}] * 8}, batch_size=8, workers=1)
+
+    tuner = tune.Tuner(
+        offload.tune.trainable(build_silent),
+        run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0),
+    )
+    (error,) = tuner.fit().errors
+    assert "the training function reported nothing, so Tune has no result of this trial: call ctx.report(...)" in str(
+        error
+    )
+
+
+def test_a_build_that_returns_no_trainer_is_refused() -> None:
+    with pytest.raises(offload.ConfigError, match=r"build must be callable \(a function of a configuration"):
+        offload.tune.trainable(3)  # type: ignore[arg-type]
+
+    def build_nothing(config: dict[str, Any]) -> None: ...
+
+    with pytest.raises(
+        offload.ConfigError,
+        match=r"build\(config\) must return an offload.Trainer, and build_nothing returned None: return offload.Trainer",
+    ):
+        offload.tune.trainable(build_nothing)({"lr": 0.1})
+
+
+def test_without_ray_tune_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "offload.tune.trial", raising=False)
+    monkeypatch.setitem(sys.modules, "ray.tune", None)
+    monkeypatch.delattr(ray, "tune")
+    with pytest.raises(offload.ConfigError, match=r"offload\.tune needs Ray Tune, .*: pip install 'offload\[tune\]'"):
+        offload.tune.trainable(build)
