@@ -277,12 +277,13 @@ def _changes(run: Run) -> list[float]:
 def _ended(runs: Sequence[Run]) -> list[float]:
     """When each of these runs ended."""
     ended: dict[int, float] = {}
-    for run in runs:
-        run.driver.poll()
+    deadline = time.monotonic() + DEADLINE_S
     while len(ended) < len(runs):
         for number, run in enumerate(runs):
             if number not in ended and run.driver.poll() is not None:
                 ended[number] = run.wait()
+        if time.monotonic() > deadline:
+            raise Failed(f"{len(runs) - len(ended)} runs have not ended within {DEADLINE_S:.0f} s")
         time.sleep(LOOK_S)
     return [ended[number] for number in range(len(runs))]
 
