@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cloudpickle import cloudpickle as trackers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -139,6 +140,18 @@ def test_without_room_each_run_makes_its_own(tmp_path: Path) -> None:
     whole = content(a_pass(stream_of(pipeline)))
     for _ in range(2):
         assert content(a_pass(shared(pipeline, where))) == whole
+
+
+def test_a_class_of_the_script_is_the_same_in_each_process(tmp_path: Path) -> None:
+    class Local(Noted):
+        """It travels by value."""
+
+    pipeline = from_torch(Local(tmp_path))
+    recipe = pipeline.recipe(listed(pipeline), seed=7)
+    first = fingerprint(recipe)
+    # As another process, which has not pickled it yet.
+    trackers._DYNAMIC_CLASS_TRACKER_BY_ID.pop(trackers._DYNAMIC_CLASS_TRACKER_BY_CLASS.pop(Local))
+    assert fingerprint(recipe) == first
 
 
 def test_only_equal_recipes_share() -> None:

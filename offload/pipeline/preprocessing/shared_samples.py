@@ -171,7 +171,7 @@ class _Chunks:
 
 def fingerprint(recipe: Recipe) -> str:
     """A text that is equal for recipes that make equal samples of the same rows. Equal recipes may differ in it, which costs time alone."""
-    return hashlib.blake2b(pickling.dumps(_without_program(recipe)), digest_size=16).hexdigest()
+    return hashlib.blake2b(pickling.content_of(_without_program(recipe)), digest_size=16).hexdigest()
 
 
 def _without_program(recipe: Recipe) -> dict[str, Any]:
