@@ -9,6 +9,9 @@ takes a schedule of workers, and tells callbacks what it does:
     offload run examples/articles/elastic_resnet.py --address auto -- --data CIFAR --depth 3 --epochs 90 --schedule 0:2 30:4 60:8
 
 CIFAR is a folder of class folders. With ``--max-batch-size``, the global batch follows the measured goodput, and learning rates follow it.
+
+Measured (first command with ``-- --images 600``, two busy cores, no GPU): one worker trained the first epoch, two the second, and each trained
+480 samples once. Commits took 0.1 s. The resize stopped training for 14 s on a machine that ran other programs; docs/elastic.md has 3 s.
 """
 
 import argparse
