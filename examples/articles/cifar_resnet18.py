@@ -51,7 +51,7 @@ def resnet18(width: int, classes: int) -> nn.Module:
 
 
 def train(ctx: offload.Context) -> None:
-    model = resnet18(ctx.config["width"], len(ctx.info().class_names))
+    model = resnet18(ctx.config["width"], len(ctx.info().class_names)).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=ctx.config["lr"], momentum=0.9, weight_decay=5e-4)
     model, optimizer = ctx.prepare(model, optimizer)
     for _epoch in ctx.epochs(ctx.config["epochs"]):
