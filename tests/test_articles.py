@@ -104,6 +104,7 @@ def test_ten_blurs() -> None:
     assert summary["input"]["train"]["wire_bytes_per_sample"] == pytest.approx(3 * 224**2, rel=0.01)
 
 
+@pytest.mark.soak  # tests/tune has the shorter ones
 @pytest.mark.ray
 @pytest.mark.parametrize("article", ["convnet_asha"], indirect=True)
 def test_tune_searches_with_asha(article: Any) -> None:
