@@ -30,6 +30,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -99,7 +100,7 @@ class Run:
         if self.driver.returncode:
             raise Failed(f"run {self.settings.name} failed: {(self.folder / 'errors').read_text()[-3000:]}")
         counts = each_pass(read_history(self.folder / "log"))
-        trained = counts.get(0, {})
+        trained = counts.get(0, Counter())
         if set(counts) != {0} or len(trained) != self.settings.samples or set(trained.values()) != {1}:
             raise Failed(f"run {self.settings.name} trained {len(trained)} samples, some of them more than once")
         return ended
@@ -120,7 +121,7 @@ class Run:
 
     def rate(self, since: float, until: float) -> float:
         """Samples/s between two moments."""
-        samples = sum(mark["samples"] for mark in self.marks() if since < mark["at"] <= until)
+        samples = sum(float(mark["samples"]) for mark in self.marks() if since < mark["at"] <= until)
         return samples / (until - since)
 
     @property
