@@ -263,7 +263,9 @@ class Sharing:
         self.cluster: Any = None
         self.cores: dict[str, int] = {}
         self.seconds: list[float] = []
-        self.busy: list[tuple[float, float]] = []  # shares of all GPUs and of all cores that are held, in each round
+        self.held: list[tuple[float, float]] = []  # shares of all GPUs and of all cores that are held, in each round
+        # Seconds of all workers and of all cores that jobs held; of these, workers waited for input, and cores preprocessed.
+        self.totals = {"workers": 0.0, "waited": 0.0, "cores": 0.0, "preprocessed": 0.0}
         self._simulator = simulator
 
     def core_seconds(self, job: Any) -> float:
@@ -296,7 +298,7 @@ class Sharing:
             if self.policy == "tuned":
                 self.cores = self._tuned(placed, by_name)
         gpus = sum(len(held) for held in placed.values()) / (len(nodes) * GPUS)
-        self.busy.append((gpus, sum(self.cores.values()) / (len(nodes) * GPUS * CORES_PER_GPU)))
+        self.held.append((gpus, sum(self.cores.values()) / (len(nodes) * GPUS * CORES_PER_GPU)))
         return placed, len(nodes)
 
     def _job(self, job: Any, info: Any, held: Sequence[int]) -> Job:
@@ -345,6 +347,10 @@ class Sharing:
         cost = self.core_seconds(job)
         return self.cores.get(job.name, 0) / cost if cost else math.inf
 
+    def busy(self, part: str, whole: str) -> float:
+        """One of ``totals`` relative to another."""
+        return round(self.totals[part] / max(self.totals[whole], 1.0), 3)
+
     @contextlib.contextmanager
     def in_charge(self) -> Iterator[None]:
         """The simulator's jobs wait for their input meanwhile; under ``joint``, they choose their batch with it."""
@@ -352,7 +358,14 @@ class Sharing:
         step, choose_batch = kind.step, kind.update_local_bsz
 
         def waiting_step(job: Any, seconds: float, interference: float = 0.0) -> None:
-            step(job, seconds, interference=1 - (1 - interference) * self._speed(job))
+            speed, preprocessing = self._shares(job)
+            if job.completion_time is None:  # one that ended keeps its placement
+                training = seconds - min(job.rescale_time, seconds)
+                self.totals["workers"] += sum(job.placement) * seconds
+                self.totals["waited"] += sum(job.placement) * training * (1 - speed)
+                self.totals["cores"] += self.cores.get(job.name, 0) * seconds
+                self.totals["preprocessed"] += self.cores.get(job.name, 0) * training * preprocessing
+            step(job, seconds, interference=1 - (1 - interference) * speed)
 
         def choose(job: Any, placement: Any) -> None:
             rate = self.rate(job)
@@ -376,18 +389,19 @@ class Sharing:
         finally:
             kind.step, kind.update_local_bsz = step, choose_batch
 
-    def _speed(self, job: Any) -> float:
-        """The job's speed relative to that with an infinitely fast input."""
+    def _shares(self, job: Any) -> tuple[float, float]:
+        """The job's speed relative to that with an infinitely fast input, and the share of the time in which its cores work."""
         rate = self.rate(job)
         if math.isinf(rate) or not job.placement or not job.atomic_bsz:
-            return 1.0
+            return 1.0, 0.0
         if not rate:
-            return 0.0
+            return 0.0, 0.0
         placement = tuple(filter(None, job.placement))
         whole, sync = job.application.get_throughput(placement, job.atomic_bsz)
         gpu = whole + (whole - sync) * job.accum_steps
         batch = sum(placement) * job.atomic_bsz * (job.accum_steps + 1)
-        return float(gpu / overlapped(gpu, batch / rate, OVERLAP))
+        together = float(overlapped(gpu, batch / rate, OVERLAP))
+        return float(gpu) / together, float(batch / rate) / together
 
 
 @lru_cache(maxsize=4096)
@@ -441,13 +455,15 @@ def run(simulator: Any, workload: Path, policy: str, *, input_bound: bool, first
             sharing.cluster.step(60)
     times = sharing.cluster.get_jcts()
     halves = [statistics.fmean(s for name, s in times.items() if _number(name) % 2 == other) for other in (0, 1)]
-    gpus, cores = (round(statistics.fmean(column), 3) for column in zip(*sharing.busy, strict=True))
+    gpus, cores = (round(statistics.fmean(column), 3) for column in zip(*sharing.held, strict=True))
     return {
         "jobs": len(times),
         "average_completion_s": round(statistics.fmean(times.values()), 1),
         **({"of_input_bound_s": round(halves[0], 1), "of_others_s": round(halves[1], 1)} if input_bound else {}),
         "gpus_held": gpus,
         **({"cores_held": cores} if input_bound else {}),
+        **({"cores_busy": sharing.busy("preprocessed", "cores")} if input_bound else {}),
+        **({"gpus_waiting_for_input": sharing.busy("waited", "workers")} if input_bound else {}),
         "restarts": sum(job.num_restarts or 0 for job in sharing.cluster.jobs),
         "decision_s_p95": round(float(np.percentile(sharing.seconds, 95)), 3),
     }

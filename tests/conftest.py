@@ -42,6 +42,10 @@ multiprocessing.current_process()._config["tempdir"] = tempfile.gettempdir()  # 
 for name, value in RAY_STARTS_NOTHING_AHEAD.items():
     os.environ.setdefault(name, value)
 
+# Serve replaces a proxy that is not ready within five seconds, which on a busy machine none is.
+for name in ("READY_CHECK", "HEALTH_CHECK"):
+    os.environ.setdefault(f"RAY_SERVE_PROXY_{name}_TIMEOUT_S", "600")
+
 # No test fails because the machine is slow, nor because continuous integration happened on an example that nobody has seen: there
 # examples are the same each time. Elsewhere, and in `make soak`, they are new ones.
 hypothesis.settings.register_profile("offload", deadline=None, max_examples=50)

@@ -17,7 +17,7 @@ from offload.cli.script import build_trainer
 from tests.helpers import ROOT
 
 ARTICLES = ROOT / "examples" / "articles"
-FEW = 40  # images, of which 32 are for training
+FEW = 42  # images, of which 32 are for training
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +53,7 @@ def article(request: pytest.FixtureRequest, ray_cluster: None) -> Iterator[Any]:
 
 
 def test_resnet18_on_two_workers() -> None:
-    few = ("--images", str(FEW), "--width", "4", "--epochs", "2", "--batch-size", "16", "--workers", "2")
+    few = ("--images", str(FEW), "--width", "8", "--epochs", "2", "--batch-size", "16", "--workers", "2")
     summary = fit(ARTICLES / "cifar_resnet18.py", *few, shared_cores=True)
     assert (summary["workers"], summary["samples"]) == (2, 2 * 32)
     assert 0 <= summary["metrics"]["test_accuracy"] <= 1
@@ -80,7 +80,7 @@ def test_mnist_adds_up_over_replicas() -> None:
 
 def test_yolo_trains_an_epoch_of_progress() -> None:
     summary = fit(
-        ARTICLES / "yolo_adaptive_batch.py", *("--images", "64", "--width", "4", "--epochs", "1", "--paced", "1", "0")
+        ARTICLES / "yolo_adaptive_batch.py", *("--images", "64", "--width", "8", "--epochs", "1", "--paced", "1", "0")
     )
     assert summary["samples"] >= 64
     assert summary["metrics"]["loss"] > 0

@@ -71,6 +71,9 @@ WORDS = {
     "loader": "loader: offload.DataLoader[Any]",
     "train": "def train(ctx: offload.Context) -> None: ...",
     "model": "model: torch.nn.Module",
+    "build_model": "def build_model() -> torch.nn.Module: ...  # type: ignore[empty-body]",
+    "predictor": "def predictor() -> offload.Predictor: ...  # type: ignore[empty-body]",
+    "validation_data": "validation_data: offload.Pipeline",
     "transform": "transform: Any",
     "MyData": "MyData: Any",
     **{name: f"{name}: int" for name in ("RATE", "epochs")},
@@ -85,7 +88,7 @@ MYPY = (
     "import offload, torch, torch.nn\n"
     "from typing import Any\n"
 )
-FOREIGN = ("aws", "export", "for", "helm", "kubectl", "ray", "(umask", ".venv/bin/pre-commit")
+FOREIGN = ("aws", "curl", "export", "for", "helm", "kubectl", "ray", "serve", "(umask", ".venv/bin/pre-commit")
 """Commands of other programs, which this test cannot check."""
 
 

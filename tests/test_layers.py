@@ -24,6 +24,7 @@ LAYERS = [
         "offload.notebook",
         "offload.runs",
         "offload.tune",
+        "offload.serving",
     },
     {"offload.launch"},
     {"offload.probe"},

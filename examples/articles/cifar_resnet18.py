@@ -79,11 +79,11 @@ def build() -> offload.Trainer:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="a folder with train/ and test/; by default, a small one is generated")
     parser.add_argument("--images", type=int, default=600, help="the number of generated images")
-    parser.add_argument("--width", type=int, default=16, help="channels of the first stage (64: as published)")
+    parser.add_argument("--width", type=int, default=8, help="channels of the first stage (64: as published)")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=64, help="the global batch")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--precision", choices=["fp32", "bf16", "fp16"], default="fp32")
     args = parser.parse_args()
     if args.data is None:

@@ -1,11 +1,13 @@
 """Claim: ASHA ends poor trials of a ConvNet early, and gives their time to better ones.
 
 The claim is that of *Getting Started with Distributed Machine Learning with PyTorch and Ray* (2021). The article tunes learning rate
-and momentum with Ray Tune. The search space, the scheduler and ``Tuner`` are Ray's. A trial's batches come from ``offload.DataLoader``, and
-so from every CPU of the cluster:
+and momentum with Ray Tune. The search space, the scheduler and ``Tuner`` are Ray's. Each trial is a run of offload: it preprocesses on
+every CPU of the cluster, and gives them back once Tune ends it:
 
     python examples/articles/convnet_asha.py                             # four trials on digits that scikit-learn ships
     RAY_ADDRESS=head:6379 python examples/articles/convnet_asha.py --mnist ROOT --trials 30 --epochs 10    # torchvision's MNIST in ROOT
+
+With ``offload arbiter start`` on that cluster, trials share its cores by their goodput. Without, the next one waits for the one before.
 """
 
 import argparse
@@ -45,7 +47,7 @@ class Digits(torch.utils.data.Dataset):
         return len(self.images)
 
     def __getitem__(self, item: int):
-        return self.turn(torch.from_numpy(self.images[item])[None]).float() / 255, self.labels[item]
+        return {"image": self.turn(torch.from_numpy(self.images[item])[None]), "label": self.labels[item]}
 
 
 class ConvNet(nn.Sequential):
@@ -55,24 +57,36 @@ class ConvNet(nn.Sequential):
         super().__init__(nn.Conv2d(1, 3, 3), nn.MaxPool2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(192, 10))
 
 
-def trial(config) -> None:
+def train(ctx: offload.Context) -> None:
     """Train one configuration. Reports the accuracy on the test digits after each epoch."""
     model = ConvNet()
-    optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"], momentum=config["momentum"])
-    loader = offload.DataLoader(Digits(config["mnist"], training=True), batch_size=64, shuffle=True)
-    test = Digits(config["mnist"], training=False)
-    images, labels = torch.stack([test[i][0] for i in range(len(test))]), torch.from_numpy(test.labels)
-    for _ in range(config["epochs"]):
-        for x, y in loader:
-            optimizer.zero_grad()
-            cross_entropy(model(x), y).backward()
-            optimizer.step()
+    optimizer = torch.optim.SGD(model.parameters(), lr=ctx.config["lr"], momentum=ctx.config["momentum"])
+    model, optimizer = ctx.prepare(model, optimizer)
+    for _epoch in ctx.epochs(ctx.config["epochs"]):
+        for batch in ctx.batches("train"):
+            ctx.backward(cross_entropy(model(batch["image"]), batch["label"]))
+            ctx.step()
         with torch.no_grad():
-            tune.report({"accuracy": (model(images).argmax(1) == labels).float().mean().item()})
+            for batch in ctx.batches("test"):
+                right = (model(batch["image"]).argmax(1) == batch["label"]).sum()
+                ctx.accumulate(right=right, rows=len(batch["label"]))
+        sums = ctx.accumulated()
+        ctx.report(accuracy=sums["right"] / sums["rows"])
+
+
+def build(config) -> offload.Trainer:
+    """The training of one configuration."""
+    parts = {
+        name: offload.from_torch(
+            Digits(config["mnist"], training=name == "train"), on_device=offload.Normalize(0.13, 0.31)
+        )
+        for name in ("train", "test")
+    }
+    return offload.Trainer(train, datasets=parts, batch_size=64, train_loop_config=config)
 
 
 def search(trials: int, epochs: int, mnist: str | None) -> tune.ResultGrid:
-    """Run the trials, two at a time."""
+    """Run the trials, two at a time at most."""
     space = {
         "lr": tune.choice([0.001, 0.01, 0.1]),
         "momentum": tune.uniform(0.1, 0.9),
@@ -80,13 +94,14 @@ def search(trials: int, epochs: int, mnist: str | None) -> tune.ResultGrid:
         "epochs": epochs,
     }
     tuner = tune.Tuner(
-        tune.with_resources(trial, {"CPU": 0.5}),
+        offload.tune.trainable(build),
         param_space=space,
         tune_config=tune.TuneConfig(
             metric="accuracy",
             mode="max",
             num_samples=trials,
             max_concurrent_trials=2,
+            reuse_actors=True,
             scheduler=ASHAScheduler(max_t=epochs, grace_period=1, reduction_factor=2),
         ),
         run_config=tune.RunConfig(name="convnet_asha", storage_path=str(Path("runs").absolute()), verbose=1),

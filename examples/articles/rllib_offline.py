@@ -3,7 +3,7 @@
 The claim is that of *Getting Started with Distributed Machine Learning with PyTorch and Ray* (2021). Here the module's
 offline data comes through a Ray Dataset: rows of Parquet with frames as PNG, which ``see`` decodes on all CPUs. RLlib's behaviour cloning
 trains the module on it. ``offload.Trainer`` trains the same module on the same rows with the same function. So nobody writes the
-preprocessing twice, and the module of RLlib takes either's weights:
+preprocessing twice:
 
     python examples/articles/rllib_offline.py                           # records 60 games, clones with both, plays
     python examples/articles/rllib_offline.py --episodes 5000 --iterations 2000 --epochs 20
@@ -22,11 +22,6 @@ import pyarrow.parquet as pq
 import ray.data
 import torch
 from PIL import Image
-from ray.rllib.algorithms.bc import BCConfig
-from ray.rllib.core.columns import Columns
-from ray.rllib.core.rl_module.rl_module import RLModuleSpec
-from ray.rllib.core.rl_module.torch import TorchRLModule
-from ray.rllib.offline.offline_data import OfflineData
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -104,26 +99,30 @@ class Policy(nn.Sequential):
         super().__init__(*convolutions, nn.Flatten(), nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 3))
 
 
-class PolicyModule(TorchRLModule):
-    """The policy as a module of RLlib."""
-
-    def setup(self) -> None:
-        self.policy = Policy()
-
-    def _forward(self, batch, **kwargs):
-        return {Columns.ACTION_DIST_INPUTS: self.policy(batch[Columns.OBS])}
-
-
-class SeenData(OfflineData):
-    """RLlib's offline data, with ``see`` between the files and RLlib's own steps."""
-
-    def __init__(self, config) -> None:
-        super().__init__(config)
-        self.data = self.data.map_batches(see)
-
-
 def algorithm(folder: Path, batch_size: int, lr: float):
-    """RLlib's behaviour cloning of the module."""
+    """RLlib's behaviour cloning of the policy. It alone imports RLlib: processes that only preprocess need none of it."""
+    from ray.rllib.algorithms.bc import BCConfig
+    from ray.rllib.core.columns import Columns
+    from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+    from ray.rllib.core.rl_module.torch import TorchRLModule
+    from ray.rllib.offline.offline_data import OfflineData
+
+    class PolicyModule(TorchRLModule):
+        """The policy as a module of RLlib."""
+
+        def setup(self) -> None:
+            self.policy = Policy()
+
+        def _forward(self, batch, **kwargs):
+            return {Columns.ACTION_DIST_INPUTS: self.policy(batch[Columns.OBS])}
+
+    class SeenData(OfflineData):
+        """RLlib's offline data, with ``see`` between the files and RLlib's own steps."""
+
+        def __init__(self, config) -> None:
+            super().__init__(config)
+            self.data = self.data.map_batches(see)
+
     config = BCConfig().environment(observation_space=Catch.observation_space, action_space=Catch.action_space)
     config = config.training(lr=lr, train_batch_size_per_learner=batch_size)
     config = config.rl_module(rl_module_spec=RLModuleSpec(module_class=PolicyModule))
@@ -155,16 +154,23 @@ def trainer(folder: Path, batch_size: int, lr: float, epochs: int) -> offload.Tr
 
 
 @torch.no_grad()
-def caught(module: TorchRLModule, games: int = 100) -> float:
-    """The share of balls that the module catches."""
+def caught(policy: Policy, games: int = 100) -> float:
+    """The share of balls that the policy catches."""
     game, total = Catch(), 0.0
     for seed in range(10_000, 10_000 + games):
         (seen, _), over = game.reset(seed=seed), False
         while not over:
-            logits = module.forward_inference({Columns.OBS: torch.from_numpy(seen)[None]})[Columns.ACTION_DIST_INPUTS]
-            seen, reward, over, _, _ = game.step(int(logits.argmax()))
+            seen, reward, over, _, _ = game.step(int(policy(torch.from_numpy(seen)[None]).argmax()))
             total += reward
     return total / games
+
+
+def policy_of(algo) -> Policy:
+    """The policy that RLlib trains."""
+    policy = Policy()
+    (weights,) = algo.learner_group.get_weights().values()
+    policy.load_state_dict({name.removeprefix("policy."): torch.as_tensor(value) for name, value in weights.items()})
+    return policy
 
 
 def main() -> dict[str, float]:
@@ -179,15 +185,15 @@ def main() -> dict[str, float]:
     ray.init(ignore_reinit_error=True, include_dashboard=False)
     folder = record(args.data.resolve(), args.episodes)
     algo = algorithm(folder, args.batch_size, args.lr)
-    module = algo.get_module()
-    shares = {"untrained": caught(module)}
+    shares = {"untrained": caught(policy_of(algo))}
     for _ in range(args.iterations):
         algo.train()
-    shares["cloned by RLlib"] = caught(module)
-    result = trainer(folder, args.batch_size, args.lr, args.epochs).fit(run_dir="runs/rllib_offline", overwrite=True)
-    module.policy.load_state_dict(torch.load(f"{result.checkpoint}/model.pt", weights_only=True))
-    shares["cloned by offload.Trainer"] = caught(module)
+    shares["cloned by RLlib"] = caught(policy_of(algo))
     algo.stop()
+    result = trainer(folder, args.batch_size, args.lr, args.epochs).fit(run_dir="runs/rllib_offline", overwrite=True)
+    policy = Policy()
+    policy.load_state_dict(torch.load(f"{result.checkpoint}/model.pt", weights_only=True))
+    shares["cloned by offload.Trainer"] = caught(policy)
     for who, share in shares.items():
         print(f"{who}: catches {share:.0%}")
     return shares

@@ -6,9 +6,11 @@ wrote it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import tempfile
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +18,12 @@ from typing import Any
 
 import pyarrow.fs as pafs
 
-from offload.errors import RunError
 from offload.report.run_dir import EVENTS
 from offload.train.checkpoints.run_folder import OWN_FILES, RunFolder, new_name
 from offload.train.checkpoints.storage import CHECKSUMS_FILE, METRICS_FILE
 
 CONFIG_FILE = "trial.json"
-TRIES = 3  # the run replaces its checkpoints meanwhile
+KEEP = 10_000  # checkpoints: the run may be ahead of the results that Tune has asked for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,19 +31,14 @@ class Start:
     """What a run starts from.
 
     Args:
-        files: a folder with the files of a checkpoint, for as long as this object lives.
+        path: a local folder with the files of a checkpoint, for as long as this object lives.
         config: the configuration of the trial that wrote it, as JSON.
         of_another: whether that is another configuration than the one that starts from it.
     """
 
-    files: tempfile.TemporaryDirectory[str]
+    path: Path
     config: str
     of_another: bool
-
-    @property
-    def path(self) -> Path:
-        """The folder."""
-        return Path(self.files.name)
 
     @property
     def step(self) -> int:
@@ -51,25 +47,26 @@ class Start:
 
 
 def save(folder: RunFolder, step: int, target: Path, config: Mapping[str, Any]) -> None:
-    """Copy the checkpoint of this step, or the newest if that is gone, to a local folder. Without any, the copy stands for the
-    beginning of the training.
-
-    Raises RunError if the storage does not answer.
-    """
-    for _ in range(TRIES):
-        entries = folder.entries()
-        if not entries:
-            break
+    """Copy the checkpoint of this step, or if there is none the newest, to a local folder. Without any, the copy stands for the beginning
+    of the training."""
+    if entries := folder.entries():
         name = next((entry.name for entry in entries if entry.metrics.get("step") == step), entries[-1].name)
-        try:
-            pafs.copy_files(folder.path_of(name), str(target), source_filesystem=folder.fs)
-        except FileNotFoundError:
-            continue
-        if (target / CHECKSUMS_FILE).exists():
-            break
-    else:
-        raise RunError(f"the checkpoints in {folder.path} changed while Tune wanted a copy: pass Checkpoints(keep=4).")
+        pafs.copy_files(folder.path_of(name), str(target), source_filesystem=folder.fs)
     (target / CONFIG_FILE).write_text(_in_json(config), encoding="utf-8")
+
+
+def remove_before(folder: RunFolder, step: int) -> None:
+    """Remove the checkpoints of earlier steps, of which Tune has what it wants. One that cannot be removed now goes later."""
+    with contextlib.suppress(OSError):
+        for entry in folder.entries():
+            if entry.metrics.get("step", step) < step:
+                folder.remove(entry.name)
+
+
+def remove_all(folder: RunFolder) -> None:
+    """Remove all checkpoints."""
+    with contextlib.suppress(OSError):
+        folder.fs.delete_dir(folder.path)
 
 
 def save_start(start: Start | None, target: Path) -> None:
@@ -83,15 +80,17 @@ def load(source: Path, config: Mapping[str, Any]) -> Start | None:
     """Read a copy; None for the beginning of the training. ``config``: that of the trial that starts from it."""
     if not (source / CHECKSUMS_FILE).exists():
         return None
-    files = tempfile.TemporaryDirectory(prefix="offload-")
+    files = Path(tempfile.mkdtemp(prefix="offload-"))
     for name in OWN_FILES:
         if (source / name).exists():
-            shutil.copyfile(source / name, Path(files.name) / name)
+            shutil.copyfile(source / name, files / name)
     try:
         written = (source / CONFIG_FILE).read_text(encoding="utf-8")
     except FileNotFoundError:
         written = ""
-    return Start(files=files, config=written, of_another=written != _in_json(config))
+    start = Start(path=files, config=written, of_another=written != _in_json(config))
+    weakref.finalize(start, shutil.rmtree, files, ignore_errors=True)
+    return start
 
 
 def put(start: Start, run_dir: Path, folder: RunFolder) -> None:

@@ -12,7 +12,6 @@ import copy
 import dataclasses
 import queue
 import re
-import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -180,16 +179,19 @@ class TrialRun:
         self._known |= reported.values
         if reported.stored:
             self.stored_step = reported.step
+            copies.remove_before(self.folder, reported.step)
         # Validation may be rarer than reports, and schedulers want their metric in each result.
         return dataclasses.replace(reported, values=dict(self._known))
 
     def end(self) -> bool:
         """End the run at once. Return whether it has ended."""
+        if not self._thread.is_alive():
+            return True
         self._interrupts.presses += 2  # as Ctrl-C twice: nothing needs to be committed, since Tune has what it wants
         self._thread.join(END_S)
         ended = not self._thread.is_alive()
-        if ended:  # Tune has its own copies
-            shutil.rmtree(self.folder.path, ignore_errors=True)
+        if ended:
+            copies.remove_all(self.folder)
         return ended
 
     def _take(self, event: Event) -> None:
@@ -247,5 +249,6 @@ def _of_trial(trainer: Trainer, ears: Callback, start: copies.Start | None) -> T
     changed.callbacks = (*trainer.callbacks, ears)
     if trainer.run_config is not None:  # a name for all trials would mix their checkpoints
         changed.run_config = dataclasses.replace(trainer.run_config, name=None)
+    changed.checkpoints = dataclasses.replace(trainer.checkpoints, keep=copies.KEEP)
     changed.other_options_at = start.step if start is not None and start.of_another else None
     return changed.with_sharing(arbiter=True) if registry.arbiter() is not None else changed

@@ -52,7 +52,8 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tu
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    return pq.read_table(path).to_pylist()
+    table: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    return table
 
 
 @pytest.mark.slow

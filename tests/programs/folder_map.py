@@ -150,6 +150,7 @@ ROOMS = (
     "pipeline/cache",
     "pipeline/blocks",
     "inference",
+    "serving",
     "train/hub",
     "train/worker",
     "train/worker/data",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def all_is_free() -> bool:
     return ray.available_resources().get("CPU") == LOGICAL_CPUS and not offload.runs.listed()
 
 
-def reported(results: tune.ResultGrid) -> list[dict[str, Any]]:
+def reported(results: Iterable[tune.Result]) -> list[dict[str, Any]]:
     """Every result of every trial."""
     lines = [line for result in results for line in Path(result.path, "result.json").read_text().splitlines()]
     return [json.loads(line) for line in lines]
@@ -99,17 +100,14 @@ def test_asha_stops_the_worse_trials(ray_cluster: None, tmp_path: Path) -> None:
 def test_an_exploited_trial_goes_on_from_the_better_one_with_other_settings(ray_cluster: None, tmp_path: Path) -> None:
     scheduler = PopulationBasedTraining(
         time_attr="training_iteration",
-        perturbation_interval=1,
+        perturbation_interval=2,
+        synch=True,  # trials pause for each other, so that none is over before another begins
         quantile_fraction=0.5,
         resample_probability=1.0,
         hyperparam_mutations={"lr": [0.5], "batch": [16]},
     )
     space = {"lr": tune.grid_search([0.0, 0.25]), "batch": 8}
-    arbiter.start()  # trials of a population train side by side
-    try:
-        results = searched(space, tmp_path, scheduler=scheduler, reuse_actors=True).fit()
-    finally:
-        arbiter.stop()
+    results = searched(space, tmp_path, scheduler=scheduler, reuse_actors=True).fit()
     assert not results.errors
     every = reported(results)
     for line in every:
@@ -119,6 +117,58 @@ def test_an_exploited_trial_goes_on_from_the_better_one_with_other_settings(ray_
     # It has the donor's epochs behind it: in each, the weight went down.
     assert min(line["trains"] for line in exploited) > 0
     assert all(line["score"] > 0.5 * line["steps"] for line in exploited)
+    eventually(all_is_free)
+
+
+class Noted(torch.utils.data.Dataset[Any]):
+    """A data set that notes each sample that it makes, and draws random numbers for it."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
+        with self.log.open("a") as file:
+            file.write(f"{i}\n")
+        return {"x": torch.rand(1)}
+
+
+def sum_up(ctx: offload.Context) -> None:
+    """Report the sum of all samples, always in the same order."""
+    for _ in ctx.epochs(2):
+        ctx.report(score=float(torch.cat([batch["x"] for batch in ctx.batches("train")]).sort().values.double().sum()))
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_trials_share_samples_side_by_side_as_jobs_of_the_arbiter(ray_cluster: None, tmp_path: Path) -> None:
+    def build_noted(config: dict[str, Any]) -> offload.Trainer:
+        return offload.Trainer(
+            sum_up,
+            datasets={"train": offload.from_torch(Noted(tmp_path / "log"))},
+            batch_size=config["batch"],
+            workers=1,
+        )
+
+    arbiter.start()
+    try:
+        results = tune.Tuner(
+            offload.tune.trainable(build_noted, shared=f"ssd:{tmp_path / 'cache'}:1GB"),
+            param_space={"batch": tune.grid_search([4, 8, 16])},
+            tune_config=tune.TuneConfig(max_concurrent_trials=2, reuse_actors=True),
+            run_config=tune.RunConfig(name="search", storage_path=str(tmp_path), verbose=0),
+        ).fit()
+    finally:
+        arbiter.stop()
+    assert not results.errors
+    # Augmented anew in each epoch, and equal in all trials.
+    scores = [[line["score"] for line in reported([result])] for result in results]
+    assert scores[0][0] != scores[0][1]
+    assert scores == [scores[0]] * 3
+    made = Counter((tmp_path / "log").read_text().split())
+    assert (len(made), set(made.values())) == (SAMPLES, {2})
     eventually(all_is_free)
 
 

@@ -74,6 +74,11 @@ class Pipeline:
         """Whether its transform yields any number of samples for one."""
         return self.kind == "generator" or any(part.yields for part in self.parts.values())
 
+    @property
+    def decodes_regions(self) -> bool:
+        """Whether its source leaves JPEG files encoded, so that the transform decodes only what it needs."""
+        return isinstance(self.list, functools.partial) and bool(self.list.keywords.get("encoded"))
+
     def recipe(self, index: Index | None, *, seed: int, dataset: str = "") -> IndexRecipe:
         """The recipe that the tasks of this pipeline run. ``dataset``: its name, for messages."""
         return IndexRecipe(

@@ -93,7 +93,7 @@ class Listed:
         """The recipe of its tasks."""
         inner = replace(self.pipeline.recipe(self.index, seed=seed, dataset=self.name), setup=self.setup)
         if self.units is None:
-            return SharedRecipe.of(inner, self.sharing) if self.shared and self.sharing is not None else inner
+            return inner
         return UnitRecipe(
             inner=inner,
             chains=self.units.chains,
@@ -104,8 +104,11 @@ class Listed:
 
     def stream(self, seed: int, put: Callable[[Any], Any]) -> FeedDataset:
         """The data set for the feed. ``put``: stores the recipe of its tasks where the processes find it."""
+        recipe = self.recipe(seed)
+        if self.shared and self.sharing is not None:
+            recipe = SharedRecipe.of(recipe, self.sharing)
         stream = FeedDataset(
-            recipe=PackedRecipe.of(self.recipe(seed), put=put),
+            recipe=PackedRecipe.of(recipe, put=put),
             shuffle=self.shuffle,
             seed=seed,
             id_column=self.pipeline.id_column,

@@ -1,0 +1,79 @@
+"""The parts of serving without Serve: what a request becomes, and which outputs it gets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import offload
+from offload.serving.batches import ServedModel
+from offload.serving.preprocessing import RequestPreprocessing
+from offload.serving.requests import MOST_BYTES, Refusal, Sample, sample_of
+
+
+def scaled(batch: dict[str, Any]) -> dict[str, Any]:
+    """A transform of rows."""
+    return {"features": np.stack([batch["age"] / 10, batch["income"]], axis=1).astype(np.float32)}
+
+
+def predictor(rows: Path) -> offload.Predictor:
+    data = offload.parquet(rows, scaled)
+    return offload.Predictor(lambda: torch.nn.Linear(2, 3), data, outputs=lambda model, batch: model(batch["features"]))
+
+
+def test_rows_get_the_outputs_of_a_prediction(tmp_path: Path, this_machine: None) -> None:
+    rows = [{"age": number, "income": number / 7} for number in range(5)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    torch.save(torch.nn.Linear(2, 3).state_dict(), tmp_path / "weights.pt")
+    of_rows = predictor(tmp_path / "rows.parquet")
+    result = offload.predict(of_rows, tmp_path / "weights.pt", tmp_path / "out.parquet", batch_size=8, quiet=True)
+    preprocessing = RequestPreprocessing(of_rows.data)
+    model = ServedModel(of_rows, str(tmp_path / "weights.pt"))
+    samples = [sample_of("application/json", json.dumps(row).encode()) for row in rows]
+    columns = [preprocessing(sample) for sample in samples if isinstance(sample, Sample)]
+    refused = preprocessing(Sample(row={"age": 1}))
+    assert isinstance(refused, Refusal)
+    assert (refused.status, "KeyError: 'income'" in refused.text) == (422, True)
+    # Neither a refused sample nor one that fits no batch changes the others' outputs.
+    assert not isinstance(columns[0], Refusal)
+    odd = {**columns[0], "features": np.zeros((1, 3), np.float32)}
+    answers = model.answers([columns[0], refused, *columns[1:]])
+    assert answers.pop(1) is refused
+    assert answers == [{"output": row["output"]} for row in pq.read_table(result.output).to_pylist()]
+    alone, failed = model.answers([columns[0], odd])
+    assert alone == model.answers(columns[:1])[0]
+    assert isinstance(failed, Refusal)
+    assert failed.status == 500
+
+
+@given(
+    kind=st.sampled_from(["", "image/png", "application/json", "text/html", "a;b", ";"]) | st.text(), body=st.binary()
+)
+def test_every_body_is_a_sample_or_refused_with_a_sentence(kind: str, body: bytes) -> None:
+    sample = sample_of(kind, body)
+    if isinstance(sample, Refusal):
+        assert 400 <= sample.status < 500
+        assert sample.text.endswith(".")
+    else:
+        assert (sample.image is None) != (sample.row is None)
+
+
+def test_a_body_that_is_too_large_is_refused() -> None:
+    refused = sample_of("image/png", bytes(MOST_BYTES + 1))
+    assert isinstance(refused, Refusal)
+    assert refused.status == 413
+
+
+def test_what_cannot_be_served_is_refused(jpeg_folder: Path) -> None:
+    folder = offload.image_folder(jpeg_folder)
+    with pytest.raises(offload.ConfigError, match="joins several data sets"):
+        RequestPreprocessing(offload.mix({"a": folder, "b": folder}))
