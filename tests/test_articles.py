@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import pyarrow.parquet as pq
 import pytest
 import ray.train
 import torch
@@ -103,6 +104,7 @@ def test_ten_blurs() -> None:
     assert summary["input"]["train"]["wire_bytes_per_sample"] == pytest.approx(3 * 224**2, rel=0.01)
 
 
+@pytest.mark.soak  # tests/tune has the shorter ones
 @pytest.mark.ray
 @pytest.mark.parametrize("article", ["convnet_asha"], indirect=True)
 def test_tune_searches_with_asha(article: Any) -> None:
@@ -113,6 +115,24 @@ def test_tune_searches_with_asha(article: Any) -> None:
     assert results.get_best_result().metrics["accuracy"] > 0.2
 
 
+def test_rllib_sees_what_the_player_saw(folder: Path) -> None:
+    rllib = importlib.import_module("examples.articles.rllib_offline")
+    rows = pq.read_table(rllib.record(folder / "catch", 3))
+    seen = rllib.see({name: rows[name].to_numpy() for name in rows.column_names})
+    game, row = rllib.Catch(), 0
+    for episode in range(3):
+        frame, _ = game.reset(seed=episode)
+        over = False
+        while not over:
+            assert (seen["obs"][row] == frame).all()
+            frame, reward, over, _, _ = game.step(seen["actions"][row])
+            assert (seen["rewards"][row], seen["terminateds"][row]) == (reward, over)
+            row += 1
+        assert reward == 1.0  # a good player
+    assert row == rows.num_rows
+
+
+@pytest.mark.soak  # a minute of CPU time, most of it imports of RLlib
 @pytest.mark.ray
 @pytest.mark.parametrize("article", ["rllib_offline"], indirect=True)
 def test_rllib_and_the_trainer_clone_the_same_module(article: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,9 @@ ancestor of Ray Train. Its parameter ``num_workers`` is ``--workers`` here. Prep
     offload run examples/articles/cifar_resnet18.py --run-dir runs/real -- --data CIFAR --width 64 --epochs 90 --workers 8
 
 CIFAR is a folder with train/<class>/<name>.png and test/<class>/<name>.png.
+
+Measured (first command, and the second; two busy cores, no GPU): the one worker and the two took 16 steps of the same global batch. Both
+trained 960 samples, each once an epoch. Two workers on two cores are no faster than one: for that, each needs a GPU of its own.
 """
 
 import argparse
@@ -51,7 +54,7 @@ def resnet18(width: int, classes: int) -> nn.Module:
 
 
 def train(ctx: offload.Context) -> None:
-    model = resnet18(ctx.config["width"], len(ctx.info().class_names))
+    model = resnet18(ctx.config["width"], len(ctx.info().class_names)).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=ctx.config["lr"], momentum=0.9, weight_decay=5e-4)
     model, optimizer = ctx.prepare(model, optimizer)
     for _epoch in ctx.epochs(ctx.config["epochs"]):

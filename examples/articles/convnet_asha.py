@@ -8,6 +8,9 @@ every CPU of the cluster, and gives them back once Tune ends it:
     RAY_ADDRESS=head:6379 python examples/articles/convnet_asha.py --mnist ROOT --trials 30 --epochs 10    # torchvision's MNIST in ROOT
 
 With ``offload arbiter start`` on that cluster, trials share its cores by their goodput. Without, the next one waits for the one before.
+
+Measured: one trial alone (two epochs, two busy cores, no GPU). With lr 0.1 and momentum 0.59 it is right on 78 % of the test digits. What
+ASHA saves is not measured yet.
 """
 
 import argparse

@@ -9,6 +9,9 @@ takes a schedule of workers, and tells callbacks what it does:
     offload run examples/articles/elastic_resnet.py --address auto -- --data CIFAR --depth 3 --epochs 90 --schedule 0:2 30:4 60:8
 
 CIFAR is a folder of class folders. With ``--max-batch-size``, the global batch follows the measured goodput, and learning rates follow it.
+
+Measured (first command with ``-- --images 600``, two busy cores, no GPU): one worker trained the first epoch, two the second. Each epoch
+trained all 480 samples once. Commits took 0.1 s. The resize stopped training for 14 s beside other programs; docs/elastic.md says 3 s.
 """
 
 import argparse
@@ -75,7 +78,7 @@ class Hosts(offload.Callback):
 
 
 def train(ctx: offload.Context) -> None:
-    model = resnet(ctx.config["depth"], len(ctx.info().class_names))
+    model = resnet(ctx.config["depth"], len(ctx.info().class_names)).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=ctx.config["lr"], momentum=0.9, weight_decay=1e-4)
     model, optimizer = ctx.prepare(model, optimizer)
     for _epoch in ctx.epochs(ctx.config["epochs"]):

@@ -9,6 +9,8 @@ preprocessing twice:
     python examples/articles/rllib_offline.py --episodes 5000 --iterations 2000 --epochs 20
 
 The game: a ball falls from the top of the picture, and a paddle at the bottom has to be below it at the end.
+
+Measured: nothing yet. A test shows that ``see`` returns what the player saw, bit for bit.
 """
 
 import argparse
