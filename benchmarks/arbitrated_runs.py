@@ -30,6 +30,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -59,6 +60,7 @@ ENV = {"PYTHONPATH": str(ROOT), "RAY_worker_niceness": "0", **RAY_STARTS_NOTHING
 DEADLINE_S = 900.0
 LOOK_S = 0.1
 KILL_AT_S = 45.0  # after both were submitted
+STEPS_S = 10.0  # without a step: a run is about to change
 SETTLED_S = 40.0  # that the rate of runs with weights is measured, once neither changes
 
 INPUT = Settings(
@@ -99,7 +101,7 @@ class Run:
         if self.driver.returncode:
             raise Failed(f"run {self.settings.name} failed: {(self.folder / 'errors').read_text()[-3000:]}")
         counts = each_pass(read_history(self.folder / "log"))
-        trained = counts.get(0, {})
+        trained = counts.get(0, Counter())
         if set(counts) != {0} or len(trained) != self.settings.samples or set(trained.values()) != {1}:
             raise Failed(f"run {self.settings.name} trained {len(trained)} samples, some of them more than once")
         return ended
@@ -120,7 +122,7 @@ class Run:
 
     def rate(self, since: float, until: float) -> float:
         """Samples/s between two moments."""
-        samples = sum(mark["samples"] for mark in self.marks() if since < mark["at"] <= until)
+        samples = sum(float(mark["samples"]) for mark in self.marks() if since < mark["at"] <= until)
         return samples / (until - since)
 
     @property
@@ -254,8 +256,11 @@ def weights() -> dict[str, Any]:
         heavy.until(lambda: heavy.workers and light.workers)
 
         def quiet() -> bool:
-            since = max(mark for run in (heavy, light) for mark in _changes(run))
-            return time.time() - since > SETTLED_S + 5
+            """Both train with what they may have, and have done so for long enough."""
+            runs, now = (heavy, light), time.time()
+            as_leased = all(run.workers == run.events("leased")[-1]["workers"] for run in runs)
+            train = all(now - run.marks()[-1]["at"] < STEPS_S for run in runs)
+            return as_leased and train and now - max(at for run in runs for at in _changes(run)) > SETTLED_S + 5
 
         heavy.until(quiet)
         until = time.time() - 1

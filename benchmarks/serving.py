@@ -8,6 +8,7 @@ rate is that of eight clients at once.
 """
 
 import json
+import logging
 import socket
 import statistics
 import sys
@@ -64,7 +65,7 @@ def main(requests: int, output: Path | None) -> None:
         rows["in_process"] = _latencies(lambda content: parts[1].answers([parts[0](Sample(image=content))]), contents)
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        ray.init(num_cpus=2, logging_level="ERROR", log_to_driver=False, include_dashboard=False)
+        ray.init(num_cpus=2, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
         serve.start(http_options={"port": port})
         serve.run(offload.serving.app(predictor, weights, batch_size=CLIENTS), name="images")
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300) as client:
@@ -79,7 +80,7 @@ def main(requests: int, output: Path | None) -> None:
                 for _ in clients.map(served, contents):
                     pass
                 rate = len(contents) / (time.perf_counter() - began)
-        serve.shutdown()
+        serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()
     document = {
         "benchmark": "serving",

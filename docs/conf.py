@@ -30,7 +30,7 @@ include_patterns = [
     "docs/*.md",
     "docs/*/*.md",
     "examples/README.md",
-    "examples/articles/README.md",
+    "examples/*/README.md",
 ]
 exclude_patterns = [".*", "build", "dist", "node_modules", "runs", "site", "data"]
 

@@ -220,6 +220,7 @@ GIVEN = (
     "Context",
     "LoaderStats",
     "Pipeline",
+    "Prediction",
     "Result",
     "ConfigError",
     "OffloadError",

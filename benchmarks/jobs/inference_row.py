@@ -1,6 +1,7 @@
 """One row of `benchmarks/inference.py`, in a process of its own: predicts a folder of JPEG files, and says how long that took."""
 
 import json
+import logging
 import sys
 import time
 from collections.abc import Iterator
@@ -90,7 +91,7 @@ if __name__ == "__main__":
     if row != "offload":
         import ray
 
-        ray.init(num_cpus=2, logging_level="ERROR", log_to_driver=False, include_dashboard=False)
+        ray.init(num_cpus=2, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
         ray.data.DataContext.get_current().enable_progress_bars = False
     started = time.perf_counter()
     if row == "ray-data":

@@ -11,7 +11,8 @@ preprocessing twice:
 The game: a ball falls from the top of the picture, and a paddle at the bottom has to be below it at the end.
 
 Measured (``--iterations 40 --epochs 4``, two busy cores): both train the module to the end, too briefly to learn more than not to move
-(19 % of the balls). A plain loop of 300 steps over the same rows catches 72 %. The default lengths are not measured yet. A test shows that ``see`` returns what the player saw, bit for bit.
+(19 % of the balls). A plain loop of 300 steps over the same rows catches 72 %. The default lengths
+are not measured yet. A test shows that ``see`` returns what the player saw, bit for bit.
 """
 
 import argparse

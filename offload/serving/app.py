@@ -111,7 +111,7 @@ def app(
         **_replicas("model_replicas", model_replicas),
     )(Model).bind(packed, path, size, wait_s)
     ingress = serve.deployment(name="ingress", ray_actor_options={"num_cpus": 0}, max_ongoing_requests=1000)(Ingress)
-    return cast(serve.Application, ingress.bind(preprocessing, model))
+    return ingress.bind(preprocessing, model)
 
 
 def _replicas(name: str, value: Replicas) -> dict[str, Any]:

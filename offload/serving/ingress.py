@@ -1,7 +1,6 @@
 """The replica that clients reach: requests in, samples to the other replicas, outputs or a sentence out."""
 
-from __future__ import annotations
-
+# Annotations are objects here, and not text: FastAPI reads them in the copy that Serve makes of the class below.
 import asyncio
 import time
 from collections.abc import Mapping

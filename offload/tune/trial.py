@@ -151,7 +151,7 @@ class TrialRun:
         self._pairing, self._ready = Pairing(), list[Reported]()
         self._known: dict[str, float] = {}
         self._ended: Ended | None = None
-        self._run_dir = run_dir
+        self._run_dir, self._resumed = run_dir, start is not None
         self._trainer = _of_trial(trainer, _Ears(self._events.put), start)
         self.folder = self._trainer.checkpoint_folder(run_dir)
         if start is not None:
@@ -211,7 +211,8 @@ class TrialRun:
         """Raise the error of a run that failed, or reported nothing."""
         if ended.error is not None:
             raise ended.error
-        if not self._known:
+        # A trial that goes on from the end of a training has nothing left to report.
+        if not self._known and not self._resumed:
             raise RunError(
                 "the training function reported nothing, so Tune has no result of this trial: call ctx.report(...) in each epoch, with the "
                 "metric that the search compares."

@@ -342,9 +342,13 @@ def test_a_run_that_was_measured_gets_more_at_once() -> None:
     for measured, workers in ((1, 2), (1, 2), (2, 4)):
         new.job = a_job("new", measured_workers=measured, restart_s=0.0)
         ledger, _ = step(ledger, Reported(at=now, report=new.report()))
-        assert ledger.tenants["new"].lease.holding.worker_count == workers
+        assert ledger.tenants["new"].lease.allotment.holding.worker_count == workers, "without waiting for a round"
+        new.lease = ledger.tenants["new"].lease
+        new.give_back()  # of the cores that nobody else needed
+        ledger, _ = step(ledger, Reported(at=now, report=new.report()))
         new.lease = ledger.tenants["new"].lease
         new.take_up(now)
+        assert new.holding.worker_count == workers
 
 
 def test_a_withdrawn_lease_keeps_its_room_until_its_run_knows_of_the_withdrawal() -> None:

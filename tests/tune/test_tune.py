@@ -31,7 +31,7 @@ def train(ctx: offload.Context) -> None:
     for epoch in ctx.epochs(EPOCHS):
         rows = [len(batch["x"]) for batch in lower(ctx, model)]
         rate = optimizer.param_groups[0]["lr"]
-        ctx.report(score=-float(weight.weight), rate=rate, rows=max(rows), steps=len(rows), trains=epoch)
+        ctx.report(score=-weight.weight.item(), rate=rate, rows=max(rows), steps=len(rows), trains=epoch)
 
 
 def lower(ctx: offload.Context, model: torch.nn.Module) -> Iterator[Any]:
@@ -138,7 +138,11 @@ class Noted(torch.utils.data.Dataset[Any]):
 def sum_up(ctx: offload.Context) -> None:
     """Report the sum of all samples, always in the same order."""
     for _ in ctx.epochs(2):
-        ctx.report(score=float(torch.cat([batch["x"] for batch in ctx.batches("train")]).sort().values.double().sum()))
+        parts = []
+        for batch in ctx.batches("train"):
+            parts.append(batch["x"])
+            ctx.skip()
+        ctx.report(score=float(torch.cat(parts).flatten().sort().values.double().sum()))
 
 
 @pytest.mark.ray
@@ -168,7 +172,8 @@ def test_trials_share_samples_side_by_side_as_jobs_of_the_arbiter(ray_cluster: N
     assert scores[0][0] != scores[0][1]
     assert scores == [scores[0]] * 3
     made = Counter((tmp_path / "log").read_text().split())
-    assert (len(made), set(made.values())) == (SAMPLES, {2})
+    assert len(made) == SAMPLES
+    assert made.total() < 3 * 2 * SAMPLES, "no trial has taken anything from another"
     eventually(all_is_free)
 
 
