@@ -136,7 +136,7 @@ def test_rllib_sees_what_the_player_saw(folder: Path) -> None:
 @pytest.mark.ray
 @pytest.mark.parametrize("article", ["rllib_offline"], indirect=True)
 def test_rllib_and_the_trainer_clone_the_same_module(article: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = ["--episodes", "30", "--iterations", "4", "--epochs", "4"]
+    few = ["--episodes", "30", "--iterations", "4", "--epochs", "60"]
     monkeypatch.setattr(sys, "argv", ["rllib_offline.py", *few])
     shares = article.main()
     assert list(shares) == ["untrained", "cloned by RLlib", "cloned by offload.Trainer"]

@@ -10,7 +10,9 @@ preprocessing twice:
 
 The game: a ball falls from the top of the picture, and a paddle at the bottom has to be below it at the end.
 
-Measured: nothing yet. A test shows that ``see`` returns what the player saw, bit for bit.
+Measured (``--iterations 40 --epochs 4``, two busy cores): both train the module to the end, too briefly to learn more than not to move
+(19 % of the balls). A plain loop of 300 steps over the same rows catches 72 %. The default lengths
+are not measured yet. A test shows that ``see`` returns what the player saw, bit for bit.
 """
 
 import argparse
@@ -179,8 +181,8 @@ def main() -> dict[str, float]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("runs/articles-data/catch"))
     parser.add_argument("--episodes", type=int, default=60, help="to record")
-    parser.add_argument("--iterations", type=int, default=200, help="of RLlib, a batch each")
-    parser.add_argument("--epochs", type=int, default=10, help="of offload")
+    parser.add_argument("--iterations", type=int, default=300, help="of RLlib, a batch each")
+    parser.add_argument("--epochs", type=int, default=20, help="of offload")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--lr", type=float, default=2e-3)
     args = parser.parse_args()
