@@ -105,7 +105,7 @@ def _beside_joint(policy: str, shown: str) -> Figure:
     """How many times as long jobs take with another policy, where half of them are input-bound."""
 
     def at(name: str) -> tuple[Step, ...]:
-        row = {"load": "1.0", "workload": "workload-1", "input_bound": True, "policy": name}
+        row: Step = {"load": "1.0", "workload": "workload-1", "input_bound": True, "policy": name}
         return "rows", row, "average_completion_s"
 
     return Figure(file="cluster_sharing.json", at=at(policy), over=at("joint"), shown=shown)
