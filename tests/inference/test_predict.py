@@ -41,7 +41,6 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tu
     """The exit code and the message of ``offload predict`` with these arguments."""
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr("offload.engine.program_uses_ray", lambda: False)
 
     def predict(*arguments: object) -> tuple[int, str]:
         done = CliRunner().invoke(main, ["predict", *map(str, arguments)])
@@ -57,7 +56,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_outputs_equal_those_of_validation_bit_for_bit(jpeg_folder: Path, tmp_path: Path, this_machine: None) -> None:
+def test_outputs_equal_those_of_validation_bit_for_bit(jpeg_folder: Path, tmp_path: Path) -> None:
     seen = tmp_path / "seen.pt"
 
     def train(ctx: offload.Context) -> None:
@@ -160,9 +159,7 @@ def test_others_do_what_a_lost_worker_had_claimed(
     assert table.column("logits").type == pa.list_(pa.field("element", pa.float32()), 3)
 
 
-def test_skipped_samples_are_counted_and_named(
-    jpeg_folder: Path, weights: Path, tmp_path: Path, this_machine: None
-) -> None:
+def test_skipped_samples_are_counted_and_named(jpeg_folder: Path, weights: Path, tmp_path: Path) -> None:
     folder = tmp_path / "some"
     for file in sorted(jpeg_folder.rglob("*.jpg"))[:5]:
         (folder / file.parent.name).mkdir(parents=True, exist_ok=True)

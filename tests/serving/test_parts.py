@@ -30,7 +30,7 @@ def predictor(rows: Path) -> offload.Predictor:
     return offload.Predictor(lambda: torch.nn.Linear(2, 3), data, outputs=lambda model, batch: model(batch["features"]))
 
 
-def test_rows_get_the_outputs_of_a_prediction(tmp_path: Path, this_machine: None) -> None:
+def test_rows_get_the_outputs_of_a_prediction(tmp_path: Path) -> None:
     rows = [{"age": number, "income": number / 7} for number in range(5)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
     torch.save(torch.nn.Linear(2, 3).state_dict(), tmp_path / "weights.pt")
