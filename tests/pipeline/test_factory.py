@@ -16,7 +16,6 @@ import torch
 import torch.utils.data
 from hypothesis import given
 from hypothesis import strategies as st
-from ray import cloudpickle
 
 from offload.errors import ConfigError, RunError
 from offload.pipeline.describe.sources import from_torch
@@ -25,6 +24,7 @@ from offload.pipeline.preprocessing import environment
 from offload.pipeline.preprocessing.environment import Ordinal, lowest_free
 from offload.pipeline.preprocessing.recipe import Recipe
 from offload.pipeline.preprocessing.unpicklable import obstacle
+from offload.pipeline.program import pickling
 from offload.pipeline.sources.from_torch import TorchReader
 
 
@@ -75,7 +75,7 @@ def test_each_process_constructs_its_own_once(path: Path, kind: str) -> None:
     factory: Any = {"lambda": lambda: Lines(path), "partial": functools.partial(Lines, path), "class": Here}[kind]
     index = listed(factory)
     assert (len(index), index.classes) == (3, ("one", "two"))
-    reader: Any = pickle.loads(cloudpickle.dumps(index.reader))  # type: ignore[no-untyped-call]
+    reader: Any = pickle.loads(pickling.dumps(index.reader))
     dataset = Here if kind == "class" else Lines
     before = type(reader.dataset).made
     rows = index.table.slice(1, 2)
@@ -147,7 +147,7 @@ class Locked(torch.utils.data.Dataset[Any]):
 
 def said(recipe: Recipe) -> str:
     with pytest.raises(TypeError) as caught:
-        cloudpickle.dumps(recipe)  # type: ignore[no-untyped-call]
+        pickling.dumps(recipe)
     return obstacle(recipe, caught.value)
 
 

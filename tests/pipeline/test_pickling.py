@@ -116,6 +116,14 @@ def test_nothing_is_named_where_no_function_is_to_blame() -> None:
     assert used(threading.Lock(), TypeError("a lock")) is None
 
 
+def test_locks_do_not_travel_though_ray_serve_registers_them() -> None:
+    import ray.serve  # noqa: F401 - it registers locks with Ray's pickles when it is imported
+
+    for value in (threading.Lock(), threading.RLock()):
+        with pytest.raises(TypeError, match="cannot pickle"):
+            pickling.dumps(value)
+
+
 def test_what_a_library_holds_is_found_there_or_told(monkeypatch: pytest.MonkeyPatch) -> None:
     handler = logging.lastResort
     packed = pickling.dumps({"handler": handler})

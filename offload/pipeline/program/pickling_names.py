@@ -38,9 +38,20 @@ def adopt_registrations() -> None:
 
 def dispatch_table(own: Mapping[type, Any]) -> Mapping[type, Any]:
     """The reducers of classes, ``own`` before those that Ray registers with its own copy of cloudpickle: of references and of handles of
-    actors, which a data set may hold."""
+    actors, which a data set may hold. Those of Ray Serve stay its own: it lets locks travel, as new locks, for the sake of FastAPI's."""
     rays = sys.modules.get("ray.cloudpickle")
-    return own if rays is None else ChainMap(own, rays.CloudPickler.dispatch_table)  # type: ignore[arg-type]
+    if rays is None:
+        return own
+    theirs = rays.CloudPickler.dispatch_table
+    if "ray.serve" in sys.modules:
+        theirs = {kind: reducer for kind, reducer in theirs.items() if not _is_of_serve(reducer)}
+    return ChainMap(own, theirs)  # type: ignore[arg-type]
+
+
+def _is_of_serve(reducer: Any) -> bool:
+    """Whether Ray Serve has registered a reducer: what it calls is one of Serve's functions."""
+    calls = [cell.cell_contents for cell in getattr(reducer, "__closure__", None) or ()]
+    return any((getattr(call, "__module__", None) or "").startswith("ray.serve.") for call in calls)
 
 
 def adopt_loaded_by_path(name: Any) -> None:
