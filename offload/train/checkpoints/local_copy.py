@@ -28,19 +28,24 @@ def local_copy(fs: pafs.FileSystem, path: str) -> Iterator[Path]:
         return
     name = hashlib.sha256(f"{fs.type_name}\0{path}".encode()).hexdigest()[:24]
     copy = Path(own_folder(), f"copy-{name}")
+    copying = copy.with_suffix(".copying")
     with _locked(copy.with_suffix(".lock")) as lock:
-        while not copy.exists():  # another process may remove it between the two locks
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not copy.exists():
-                _download(fs, path, copy)
-            fcntl.flock(lock, fcntl.LOCK_SH)
+        # Nobody removes the copy while this process holds the shared lock. Who copies holds a lock of its own, so that nobody has to wait
+        # for those that read already: they may be waiting for this process.
         try:
+            if not copy.exists():
+                with open(copying, "a", encoding="ascii") as alone:
+                    fcntl.flock(alone, fcntl.LOCK_EX)
+                    if not copy.exists():
+                        _download(fs, path, copy)
             yield copy
         finally:
             with contextlib.suppress(BlockingIOError):  # others still read it
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(copy, ignore_errors=True)
-                os.unlink(lock.name)
+                if _is(lock, Path(lock.name)):  # else another process removed all, and the next ones may have begun
+                    shutil.rmtree(copy, ignore_errors=True)
+                    copying.unlink(missing_ok=True)
+                    os.unlink(lock.name)
 
 
 def _download(fs: pafs.FileSystem, path: str, copy: Path) -> None:
