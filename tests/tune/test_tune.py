@@ -111,6 +111,7 @@ def test_asha_stops_the_worse_trials(ray_cluster: None, tmp_path: Path) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.soak  # real searches with restarts: minutes on a busy machine
 def test_an_exploited_trial_goes_on_from_the_better_one_with_other_settings(ray_cluster: None, tmp_path: Path) -> None:
     scheduler = PopulationBasedTraining(
         time_attr="training_iteration",
@@ -211,6 +212,7 @@ class Interruption(tune.Callback):
 
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.soak  # real searches with restarts: minutes on a busy machine
 def test_an_interrupted_search_goes_on_where_it_was(
     ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
