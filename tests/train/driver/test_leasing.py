@@ -82,7 +82,7 @@ class Shared:
 
 
 class Tenant:
-    """A run on the shared cluster. Its workers end ``slow`` turns after they were told to, and train ``slow`` turns after they were started."""
+    """A run on the shared cluster. Its workers end ``slow`` turns later than they are told to, and train as much later than they start."""
 
     def __init__(self, shared: Shared, name: str, bounds: tuple[int, int], cluster: Cluster) -> None:
         self.shared, self.name, self.slow = shared, name, 0
