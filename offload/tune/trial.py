@@ -120,7 +120,7 @@ class Trial(tune.Trainable):
 
     def _new_run_dir(self) -> Path:
         """A new folder for the run, named after the trial, as ``offload runs`` shows it."""
-        name = re.sub(r"[^\w.-]+", "_", str(self.trial_name or "trial"))
+        name = run_name(str(self.trial_name or "trial"))
         base, number = Path(self.logdir) / RUNS, 1
         while (folder := base / (name if number == 1 else f"{name}-{number}")).exists():
             number += 1
@@ -132,6 +132,11 @@ class Trial(tune.Trainable):
             return False
         self._run = None
         return True
+
+
+def run_name(trial: str) -> str:
+    """The name of a trial's first run: of its run directory, and on the cluster."""
+    return re.sub(r"[^\w.-]+", "_", trial)
 
 
 class TrialRun:
