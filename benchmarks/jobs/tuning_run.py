@@ -25,7 +25,7 @@ import ray.train
 import torch
 from PIL import Image
 from ray import tune
-from ray.train.torch import TorchTrainer, prepare_model
+from ray.train.torch import TorchConfig, TorchTrainer
 from ray.tune.integration.ray_train import TuneReportCallback
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining, TrialScheduler
 from sklearn.datasets import load_digits
@@ -186,8 +186,7 @@ def train_with_ray(config: dict[str, Any]) -> None:
     settings, folder = Settings(**config["settings"]), Path(config["folder"])
     torch.manual_seed(settings.seed)
     accelerator = PacedAccelerator(settings.alpha_s, settings.beta_s)
-    # The model is on the CPU: accelerators are paced.
-    model = prepare_model(net(), move_to_device=False)
+    model = net()  # on the CPU, since accelerators are paced, and of one worker alone
     optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"])
     data = ray.train.get_dataset_shard("train")
     for _ in range(settings.epochs):
@@ -223,6 +222,7 @@ def with_ray(settings: Settings, folder: Path) -> Any:
         TorchTrainer(
             train_with_ray,
             train_loop_config={**config, "settings": asdict(settings), "folder": str(folder)},
+            torch_config=TorchConfig(backend="gloo"),
             datasets={"train": numbers.map_batches(make, batch_size=BLOCK)},
             scaling_config=ray.train.ScalingConfig(
                 num_workers=settings.workers[0],
@@ -250,7 +250,7 @@ def scheduler_of(settings: Settings) -> TrialScheduler:
     return PopulationBasedTraining(
         perturbation_interval=settings.every,
         quantile_fraction=1 / 3,
-        hyperparam_mutations={"lr": list(settings.rates)},
+        hyperparam_mutations={"lr": sorted(settings.rates)},
     )
 
 

@@ -35,7 +35,7 @@ from offload.tune.pairing import Pairing, Reported
 TOKEN_BYTES = (
     1 << 20
 )  # of memory: Tune reserves nothing without a resource, and a share of a CPU would cost the run a whole one
-HOLD_S = 5.0  # a report waits at most this long for a checkpoint of its step
+HOLD_S = 60.0  # a report waits at most this long for a checkpoint of its step: a slow commit must not cost the result its checkpoint
 LOOK_S = 0.5
 END_S = 60.0  # time for a run to end, which takes a few seconds
 RUNS = "offload"  # the folder of run directories among the trial's files
