@@ -3,8 +3,8 @@
     python benchmarks/tuning.py [--row ROW ...] [--repeats 2] [-o benchmarks/results/tuning.json]
 
 All processes are real, and the hosts are network namespaces of this machine. Preprocessing and accelerators are paced: preprocessing sleeps
-for its time of a core, and an accelerator for the time of its step. So 10 cores and 4 accelerators fit on two cores of the machine. Both
-ways train the same net on the same digits with the same eight learning rates, under Tune's own ASHA. A trial has one worker.
+for its time of a core, and an accelerator for the time of its step. So eight cores and two accelerators fit on two cores of the machine.
+Both ways train the same net on the same digits with the same eight learning rates, under Tune's own ASHA. A trial has one worker.
 
 Rows:
 
@@ -50,7 +50,7 @@ from tests.helpers import RAY_STARTS_NOTHING_AHEAD
 
 JOB = ROOT / "benchmarks" / "jobs" / "tuning_run.py"
 HOSTS = ("host-1", "host-2")
-CORES, ACCELERATORS = 5, 2  # of each host
+CORES, ACCELERATORS = 4, 1  # of each host
 # Ray lets its processes wait behind all others of the machine, which on shared cores would slow the starts of trials.
 ENV = {
     "PYTHONPATH": str(ROOT),
@@ -64,13 +64,13 @@ SHARED = "ssd:/dev/shm/shared:200MB"  # a file system of each host's own
 RATES = (0.01, 1.0, 0.003, 0.3, 0.03, 3.0, 0.1, 0.001)
 
 ASHA = Settings(
-    way="offload", shared=SHARED, rates=RATES, epochs=4, samples=384, batch_size=24, core_s=0.18, alpha_s=0.02,
+    way="offload", shared=SHARED, rates=RATES, epochs=4, samples=256, batch_size=16, core_s=0.12, alpha_s=0.02,
     beta_s=0.002, concurrent=len(HOSTS) * ACCELERATORS,
 )  # fmt: skip
 
 POPULATION = Settings(
-    way="offload", shared=SHARED, rates=(0.003, 0.1, 0.01), epochs=12, samples=384, batch_size=48, core_s=0.02, alpha_s=0.02,
-    beta_s=0.02, workers=(1, 4), concurrent=3, every=4, favor=4.0,
+    way="offload", shared=SHARED, rates=(0.003, 0.1, 0.01), epochs=9, samples=384, batch_size=48, core_s=0.02, alpha_s=0.02,
+    beta_s=0.02, workers=(1, 4), concurrent=3, every=3, favor=4.0,
 )  # fmt: skip
 
 

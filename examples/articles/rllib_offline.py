@@ -10,9 +10,9 @@ preprocessing twice:
 
 The game: a ball falls from the top of the picture, and a paddle at the bottom has to be below it at the end.
 
-Measured (``--iterations 40 --epochs 4``, two busy cores): both train the module to the end, too briefly to learn more than not to move
-(19 % of the balls). A plain loop of 300 steps over the same rows catches 72 %. The default lengths
-are not measured yet. A test shows that ``see`` returns what the player saw, bit for bit.
+Measured (``--iterations 200 --epochs 15``, two busy cores, one run): untrained, the module catches 14 % of the balls. Cloned by RLlib it
+catches 81 %, and cloned by ``offload.Trainer`` 82 %. With a learning rate of 0.002 it needs twice the steps. A test shows that ``see``
+returns what the player saw, bit for bit.
 """
 
 import argparse
