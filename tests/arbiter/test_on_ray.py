@@ -113,12 +113,6 @@ def test_runs_share_a_cluster_and_lose_nothing_with_their_arbiter(ray_cluster: N
         assert {run.name: run.holding.worker_count for run in status.runs} == {"leaves": 1, "stays": 1}
         assert sum(node.cpus_of_runs for node in status.nodes) <= sum(node.cpus for node in status.nodes)
         assert status.others == {}
-        sharing.weigh("stays", 4.0)
-        assert {run.name: run.weight for run in sharing.status().runs} == {"leaves": 1.0, "stays": 4.0}
-        with pytest.raises(
-            ConfigError, match="no run 'gone' reports to the arbiter: the runs that do are leaves, stays"
-        ):
-            sharing.weigh("gone", 4.0)
         # Its process dies, and a new one learns from the reports.
         ray.kill(actor(), no_restart=False)
         eventually(lambda: answered("status").started_at > status.started_at)
@@ -130,6 +124,10 @@ def test_runs_share_a_cluster_and_lose_nothing_with_their_arbiter(ray_cluster: N
             assert same(after.holding, before.holding)
         ray.kill(program)  # the desk tells the arbiter
         eventually(lambda: [run.name for run in answered("status").runs] == ["stays"])
+        sharing.weigh("stays", 4.0)
+        assert {run.name: run.weight for run in sharing.status().runs} == {"stays": 4.0}
+        with pytest.raises(ConfigError, match="no run 'leaves' reports to the arbiter: the runs that do are stays"):
+            sharing.weigh("leaves", 4.0)
         eventually(lambda: stays.report().holding.worker_count == 2)
     finally:
         sharing.stop()
