@@ -5,6 +5,7 @@ Where it stops: the arbiter decides what a weight is worth in workers and cores,
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -14,6 +15,8 @@ from ray import tune
 from offload.arbiter import registry
 from offload.errors import ConfigError
 from offload.tune.trial import run_name
+
+logger = logging.getLogger("offload")
 
 
 class FavorBest(tune.Callback):
@@ -28,7 +31,6 @@ class FavorBest(tune.Callback):
     def __init__(self, metric: str, *, largest: bool, weight: float) -> None:
         self._metric, self._sign, self._weight = metric, 1.0 if largest else -1.0, weight
         self._scores: dict[str, float] = {}
-        self._weights: dict[str, float] = {}
 
     def setup(self, *arguments: Any, **info: Any) -> None:
         """Check that there is an arbiter. Raises ConfigError if not."""
@@ -52,12 +54,13 @@ class FavorBest(tune.Callback):
         self._scores.pop(run_name(str(trial)), None)
 
     def _weigh(self) -> None:
-        names = [run.name for run in registry.status().runs]
-        wanted = weights(self._scores, names, self._weight)
-        for name, weight in wanted.items():
-            if self._weights.get(name, 1.0) != weight:
-                registry.weigh(name, weight)
-        self._weights = wanted
+        try:
+            now = {run.name: run.weight for run in registry.status().runs}
+            for name, weight in weights(self._scores, now, self._weight).items():
+                if now[name] != weight:
+                    registry.weigh(name, weight)
+        except ConfigError as error:  # an error here would end the search; the next result tries again
+            logger.warning("The best trial is not favored until the next result: %s", error)
 
 
 def weights(scores: Mapping[str, float], runs: Iterable[str], weight: float) -> dict[str, float]:

@@ -30,6 +30,18 @@ def test_the_best_trial_alone_has_the_weight_whichever_run_it_has(
     assert favored or not set(best) <= set(runs)
 
 
+def test_an_arbiter_that_does_not_answer_ends_no_search(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def silent() -> None:
+        raise offload.ConfigError("the arbiter has not answered within 30 s")
+
+    monkeypatch.setattr("offload.arbiter.registry.status", silent)
+    callback = offload.tune.favor_best("score", mode="max")
+    callback.on_trial_result(1, [], TRIALS[0], {"score": 1.0})
+    assert "not favored until the next result: the arbiter has not answered" in caplog.text
+
+
 def test_bad_values_are_refused() -> None:
     for bad, message in (
         ({"metric": "", "mode": "max"}, "metric must be text"),
