@@ -24,13 +24,11 @@ from __future__ import annotations
 import datetime
 import json
 import logging
-import multiprocessing
 import statistics
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +44,7 @@ from benchmarks.cluster_sharing import Results
 from benchmarks.other_resizes import Semantics, train_elsewhere
 from benchmarks.paired import no_worse
 from benchmarks.rows.pasted_digits import PastedDigits, accuracy, pasted_digits, resnet, set_rate, sgd
+from benchmarks.side_processes import in_processes
 from benchmarks.thread_ranks import ThreadRanks, make_way
 from benchmarks.worker_schedules import MOST, NAMES, Change, Ledger, Name, Schedule, step_s
 from offload.train.config import BatchSize
@@ -76,12 +75,15 @@ FIXED: Name = "8 fixed"
 @click.option("--program", "programs", multiple=True, type=click.Choice(PROGRAMS), help="Default: all.")
 @click.option("--schedule", "names", multiple=True, type=click.Choice(NAMES), help="Default: all.")
 @click.option("--processes", type=click.IntRange(min=1), default=2, show_default=True, help="Trainings at a time.")
+@click.option(
+    "--minutes", type=click.FloatRange(min=0), help="Begin no training after so long; the same command goes on."
+)
 @click.option("--real", is_flag=True, help="Also train on a Ray cluster of this machine.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the result there as JSON.")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw it there (*.png or *.svg).")
 def main(
-    seeds: int, programs: Sequence[str], names: Sequence[Name], processes: int, real: bool, as_json: bool,
+    seeds: int, programs: Sequence[str], names: Sequence[Name], processes: int, minutes: float | None, real: bool, as_json: bool,
     output: Path | None, plot: Path | None,
 ) -> None:  # fmt: skip
     console = Console(stderr=True, width=150)
@@ -95,7 +97,7 @@ def main(
         for program in programs or PROGRAMS
     ]
     missing = [key for key in wanted if not results.has(key)]
-    for key, row in trained(missing, processes):
+    for key, row in in_processes(row_of, missing, processes, minutes):
         results.add(key, row)
         done = len(wanted) - len([each for each in wanted if not results.has(each)])
         console.print(
@@ -127,17 +129,6 @@ def described(seeds: int) -> dict[str, Any]:
         "margin": MARGIN,
         "target": TARGET,
     }
-
-
-def trained(keys: Sequence[dict[str, Any]], processes: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Train for these rows. Yields each with what was measured, as it comes."""
-    if processes == 1:
-        yield from ((key, row_of(key)) for key in keys)
-        return
-    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        waiting = {pool.submit(row_of, key): key for key in keys}
-        for future in as_completed(waiting):
-            yield waiting[future], future.result()
 
 
 def row_of(key: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from benchmarks import convergence
 from benchmarks.other_resizes import distributed_batches, horovod_batches
 from benchmarks.paired import no_worse, ratio_interval
 from benchmarks.rows.pasted_digits import RankNorm
+from benchmarks.side_processes import in_processes
 from benchmarks.thread_ranks import ThreadRanks, make_way
 from benchmarks.worker_schedules import LEAST, MOST, NAMES, Ledger, Name, Schedule, step_s
 from offload.train.config import BatchSize
@@ -172,10 +173,17 @@ def test_groups_of_threads_make_way_for_one_another_and_train_each_sample_once(t
     assert sorted(trained) == [(epoch, i) for epoch in range(2) for i in range(samples)]
 
 
+def test_no_training_begins_after_the_minutes_are_over() -> None:
+    assert list(in_processes(str, [1, 2, 3], 1)) == [(1, "1"), (2, "2"), (3, "3")]
+    assert list(in_processes(str, [1, 2, 3], 1, minutes=0.0)) == []
+    assert list(in_processes(str, [1, 2, 3], 2, minutes=0.0)) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["--seeds", "1"], "1 is not in the range x>=2"),
+        (["--minutes", "-1"], "-1.0 is not in the range x>=0"),
         (["--program", "mine"], "'mine' is not one of 'offload', 'horovod', 'restarted'"),
         (["-o", "damaged.json"], "holds no rows of a result: remove it, or name another file"),
         (["-o", "nowhere/result.json"], "lies in no folder: make nowhere first"),
