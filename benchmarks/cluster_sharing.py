@@ -54,6 +54,7 @@ PUBLISHED = {
     "2.0": 5289.0,
 }  # the checkout's results-jobload, means of 8 workloads
 NODES, GPUS, CORES_PER_GPU = 16, 4, 3
+WORKLOADS = 8
 OVERLAP = 8.0
 # How much faster a GPU trains with enough cores than with 3, all data in memory: AlexNet, ShuffleNet, ResNet-18, MobileNet, ResNet-50.
 # Source: msr-fiddle/synergy, simulator/jobs/model.py at 1b013c2, `use_real_scores` (Mohan et al., "Looking Beyond GPUs for DNN
@@ -142,6 +143,7 @@ class Results:
         output: the file; None: rows are printed only.
         command: what makes the rows, without a machine's own paths.
         more: what else the result says.
+        summary: what the result says of all rows so far.
         show: shows each new row; by default, as a line of JSON.
     """
 
@@ -150,9 +152,11 @@ class Results:
         output: Path | None,
         command: Sequence[str],
         more: dict[str, Any],
+        summary: Callable[[Sequence[dict[str, Any]]], dict[str, Any]] = lambda rows: {},
         show: Callable[[dict[str, Any]], None] = lambda row: print(json.dumps(row), flush=True),
     ) -> None:
-        self._output, self._command, self._more, self._show = output, command, more, show
+        self._output, self._command, self._more = output, command, more
+        self._summary, self._show = summary, show
         self.rows: list[dict[str, Any]] = [] if output is None else _rows_of(output)
 
     def has(self, key: dict[str, Any]) -> bool:
@@ -177,6 +181,7 @@ class Results:
             "machine": machine(),
             "versions": {**versions(), "numpy": np.__version__, "scipy": scipy.__version__},
             **self._more,
+            **self._summary(self.rows),
             "rows": self.rows,
         }
 
@@ -499,6 +504,15 @@ def run(simulator: Any, workload: Path, policy: str, *, input_bound: bool, first
     }
 
 
+def means(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The joint policy's mean completion times without input, for each load of which all workloads are there."""
+    times: dict[str, list[float]] = {load: [] for load in PUBLISHED}
+    for row in rows:
+        if row["policy"] == "joint" and not row["input_bound"] and row["first_jobs"] is None:
+            times[row["load"]].append(row["average_completion_s"])
+    return {"means_s": {load: round(statistics.fmean(of), 1) for load, of in times.items() if len(of) == WORKLOADS}}
+
+
 @click.command()
 @click.option(
     "--pollux",
@@ -507,7 +521,9 @@ def run(simulator: Any, workload: Path, policy: str, *, input_bound: bool, first
     help="A checkout of petuum/adaptdl.",
 )
 @click.option("--load", "loads", multiple=True, type=click.Choice(list(PUBLISHED)), default=("1.0",), show_default=True)
-@click.option("--workload", "numbers", multiple=True, type=click.IntRange(1, 8), default=tuple(range(1, 9)))
+@click.option(
+    "--workload", "numbers", multiple=True, type=click.IntRange(1, WORKLOADS), default=tuple(range(1, WORKLOADS + 1))
+)
 @click.option("--policy", "policies", multiple=True, type=click.Choice(POLICIES), default=("joint",), show_default=True)
 @click.option("--input-bound", is_flag=True, help="Half of the jobs need more cores than 3 for each GPU.")
 @click.option("--first", type=click.IntRange(min=2), help="Only the first jobs of a workload, for a quick look.")
@@ -526,7 +542,7 @@ def main(
     """Share a simulated cluster among the jobs of published workloads, and average their completion times."""
     simulator = simulator_of(pollux)
     command = ["python", "benchmarks/cluster_sharing.py", "--pollux", "CHECKOUT", "..."]
-    results = Results(output, command, {"published_means_s": PUBLISHED})
+    results = Results(output, command, {"published_means_s": PUBLISHED}, means)
     for load in loads:
         folder = pollux / "simulator" / ("workloads" if load == "1.0" else f"workloads-{load}")
         for number in numbers:

@@ -87,9 +87,8 @@ def main(
     output: Path | None, plot: Path | None,
 ) -> None:  # fmt: skip
     console = Console(stderr=True, width=150)
-    results = Results(
-        output, ["python", "benchmarks/convergence.py", *sys.argv[1:]], described(seeds), lambda row: None
-    )
+    command = ["python", "benchmarks/convergence.py", *sys.argv[1:]]
+    results = Results(output, command, described(seeds), lambda rows: {"summary": summary(rows)}, show=lambda row: None)
     wanted = [
         {"program": program, "schedule": name, "seed": seed}
         for seed in range(seeds)
@@ -109,9 +108,8 @@ def main(
         row = on_ray(seed=0)
         results.add({"program": "offload on Ray"}, row)
         console.print(f"on Ray: {row}")
-    document = results.document() | {"summary": summary(results.rows)}
-    if output is not None:
-        output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    results.write()
+    document = results.document()
     if plot is not None:
         draw(document, plot)
     if as_json:
