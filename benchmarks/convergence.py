@@ -244,7 +244,7 @@ def on_ray(seed: int) -> dict[str, Any]:
 
     Both runs are deterministic. With two workers, the sum of their gradients does not depend on its order.
     """
-    import ray
+    import ray.train
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
