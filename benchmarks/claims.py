@@ -319,7 +319,7 @@ CLAIMS = (
     Claim(
         says="Training costs 2 to 20 × less, and takes 10 to 30 × less time",
         source="article on AdaptDL on Ray",
-        remark="Neither reproduced nor refuted yet: `benchmarks/accuracy_cost.py` measures it, and has no record.",
+        remark="Neither reproduced nor refuted yet: `benchmarks/accuracy_cost.py` measures it; its record is unfinished.",
     ),
     Claim(says="Several GPUs, with nccl between them", source=README, remark="No machine with two GPUs has run it."),
     Claim(says="Jobs on AWS", source=README, remark="Emulated hosts, the real training toolkit and moto stand for it."),
