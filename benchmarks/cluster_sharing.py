@@ -144,6 +144,7 @@ class Results:
         command: what makes the rows, without a machine's own paths.
         more: what else the result says.
         summary: what the result says of all rows so far.
+        show: shows each new row; by default, as a line of JSON.
     """
 
     def __init__(
@@ -152,10 +153,11 @@ class Results:
         command: Sequence[str],
         more: dict[str, Any],
         summary: Callable[[Sequence[dict[str, Any]]], dict[str, Any]] = lambda rows: {},
+        show: Callable[[dict[str, Any]], None] = lambda row: print(json.dumps(row), flush=True),
     ) -> None:
-        self._output, self._command, self._more, self._summary = output, command, more, summary
-        before = output is not None and output.exists()
-        self.rows: list[dict[str, Any]] = json.loads(output.read_text("utf-8"))["rows"] if output and before else []
+        self._output, self._command, self._more = output, command, more
+        self._summary, self._show = summary, show
+        self.rows: list[dict[str, Any]] = [] if output is None else _rows_of(output)
 
     def has(self, key: dict[str, Any]) -> bool:
         """Return whether there is a row with these values."""
@@ -164,17 +166,41 @@ class Results:
     def add(self, key: dict[str, Any], measured: dict[str, Any]) -> None:
         """A row with its key's values and the measured ones."""
         self.rows.append(key | measured)
-        print(json.dumps(self.rows[-1]), flush=True)
+        self._show(self.rows[-1])
+        self.write()
+
+    def write(self) -> None:
+        """Write the result, if it has a file."""
         if self._output:
-            result = {
-                "command": shlex.join(self._command),
-                "machine": machine(),
-                "versions": {**versions(), "numpy": np.__version__, "scipy": scipy.__version__},
-                **self._more,
-                **self._summary(self.rows),
-                "rows": self.rows,
-            }
-            self._output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            self._output.write_text(json.dumps(self.document(), indent=1) + "\n", encoding="utf-8")
+
+    def document(self) -> dict[str, Any]:
+        """The whole result."""
+        return {
+            "command": shlex.join(self._command),
+            "machine": machine(),
+            "versions": {**versions(), "numpy": np.__version__, "scipy": scipy.__version__},
+            **self._more,
+            **self._summary(self.rows),
+            "rows": self.rows,
+        }
+
+
+def _rows_of(output: Path) -> list[dict[str, Any]]:
+    """The rows of an earlier result. Raises click.BadParameter if it holds something else, or lies in no folder."""
+    if not output.exists():
+        if not output.parent.is_dir():
+            raise click.BadParameter(f"{output} lies in no folder: make {output.parent} first.", param_hint="-o")
+        return []
+    try:
+        rows = json.loads(output.read_text("utf-8"))["rows"]
+    except (ValueError, KeyError, TypeError):
+        rows = None
+    if not isinstance(rows, list):
+        raise click.BadParameter(
+            f"{output} exists, and holds no rows of a result: remove it, or name another file.", param_hint="-o"
+        )
+    return rows
 
 
 class Fits:
