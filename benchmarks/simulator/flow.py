@@ -1,0 +1,97 @@
+"""Samples/s that cores, links, workers and the hub let through: the fluid limit of blocks that flow from many cores.
+
+Written apart from the product's input rate, which is under test here: GPU nodes are alike, so that the flow has a closed form. The block
+rule alone is the product's (:mod:`offload.pipeline.feed.sizing`): it is what the feed does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.simulator.job import STORE_SHARE, Fleet, Floats, Job
+from offload.pipeline.feed.sizing import BLOCK_HUB_S, LONGEST_TASK_S, TASK_S, block_bytes
+
+BYTES_PER_S = 1e9 / 8  # of one Gb/s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flow:
+    """Limits in samples/s, and the blocks that carry them."""
+
+    made: Floats
+    """By cores, with what links take from them."""
+    ingest: Floats
+    hub: Floats
+    rows_per_block: Floats
+    bottleneck_is_link: Floats
+    """1 where the links of the CPU nodes or of the workers carry less than the cores make."""
+
+    @property
+    def samples_per_s(self) -> Floats:
+        """The least of all."""
+        return np.minimum(np.minimum(self.made, self.ingest), self.hub)
+
+
+def flow(
+    job: Job,
+    fleet: Fleet,
+    *,
+    local_batch: Floats | float = 1.0,
+    helpers: Floats | None = None,
+    host_cores: float | None = None,
+) -> Flow:
+    """The flow through a fleet.
+
+    Args:
+        helpers: CPU nodes that are present, if they are not all; fractions are means over time.
+        host_cores: cores of each GPU node that preprocess, if they are not all that its workers leave.
+    """
+    hosts = np.asarray(fleet.hosts, dtype=float)
+    far_nodes = np.asarray(fleet.helpers if helpers is None else helpers, dtype=float)
+    free = max(fleet.host.vcpus - fleet.host.gpus * job.host_cpus, 0.0)
+    near = hosts * (free if host_cores is None else min(host_cores, free)) * job.speed(fleet.host)
+    one_end = job.travel_s_per_byte * job.wire_bytes / 2
+    far, link = np.zeros(()), np.full((), np.inf)
+    if fleet.helper is not None:
+        far = far_nodes * fleet.helper.vcpus * job.speed(fleet.helper) / (job.core_seconds + one_end)
+        card = job.link_share * BYTES_PER_S / max(job.wire_bytes, 1e-9)
+        link = np.minimum(far_nodes * fleet.helper.network_gbps, hosts * fleet.host.network_gbps) * card
+    # Everything from afar costs the receiving node its end of the way. Where it has no such cores, the workers' own threads pay.
+    travels = np.minimum(far, link)
+    near_alone = near / job.core_seconds
+    # Where a sample costs less than its way, the feed's workers take what is near.
+    made = np.maximum(travels + np.maximum(near - travels * one_end, 0.0) / job.core_seconds, near_alone)
+    cores = np.maximum(fleet.cores(job), 1.0)
+    rows = block_rows(job, fleet, cores, local_batch)
+    hub = np.full((), np.inf)
+    if job.hub is not None:
+        workers = fleet.workers / job.feeds
+        per_block = np.vectorize(job.hub.block_s, otypes=[float])(workers)
+        hub = job.feeds * rows / per_block
+    ingest = fleet.workers * job.ingest_samples_per_s
+    made, ingest, hub, rows = np.broadcast_arrays(made, ingest, hub, rows)
+    return Flow(
+        made=made, ingest=ingest, hub=hub, rows_per_block=rows, bottleneck_is_link=np.asarray(far > link, dtype=float)
+    )
+
+
+def block_rows(job: Job, fleet: Fleet, cores: Floats, local_batch: Floats | float) -> Floats:
+    """Samples of a full block, by the rule of the product's feed: ``rows_per_task`` and whole local batches, over arrays.
+
+    A feed of several has its share of the cores, and each node's store its share of the bytes.
+    """
+    most_bytes = float(block_bytes(store_bytes(fleet.host), fleet.host.vcpus))
+    if fleet.helper is not None:
+        most_bytes = min(most_bytes, float(block_bytes(store_bytes(fleet.helper), fleet.helper.vcpus)))
+    task_s = np.maximum(TASK_S, BLOCK_HUB_S * cores / job.feeds)
+    rows = np.maximum(np.floor(np.minimum(task_s / job.core_seconds, most_bytes / max(job.wire_bytes, 1.0))), 1.0)
+    local = np.maximum(np.asarray(local_batch, dtype=float), 1.0)
+    fits = (local * job.core_seconds <= np.maximum(LONGEST_TASK_S, task_s)) & (local * job.wire_bytes <= most_bytes)
+    return np.asarray(np.where(rows >= local, rows - rows % local, np.where(fits, local, rows)))
+
+
+def store_bytes(kind: object) -> float:
+    """The object store of a node of this type."""
+    return STORE_SHARE * float(getattr(kind, "memory_gib")) * 2**30  # noqa: B009 - NodeType, without an import cycle
