@@ -6,13 +6,15 @@ type per GPU, and the cheapest per core. The size of one of their workers is a n
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmarks.simulator.job import Fleet, Floats, Job
+from benchmarks.simulator.flow import flow
+from benchmarks.simulator.job import Fleet, Floats
 from benchmarks.simulator.probing import probe
 from benchmarks.simulator.steady import Steady, steady
 from benchmarks.simulator.workloads import Question
@@ -20,7 +22,7 @@ from offload.adapt.cores import CorePrice, CoresLearned, InputSeen, count_cores
 from offload.errors import ConfigError
 from offload.model import Candidate, Catalog, NodeType, Profile, plan
 
-SEEN = 0.02
+SEEN = 0.01
 """Standard deviation of a rate that a running job measures."""
 BATCHES = 16
 """Global batches that the exhaustive search tries, spaced geometrically, beside those that a policy chose."""
@@ -109,70 +111,93 @@ class Observed:
         return math.exp(SEEN * float(self._rng.standard_normal()))
 
 
-def single_small(question: Question, profile: Profile, rng: np.random.Generator) -> Choice:
+class View:
+    """What policies see of a question: the profile, this project's plan on it, and the running job."""
+
+    def __init__(self, question: Question, seed: int) -> None:
+        self.question = question
+        self._rng = np.random.default_rng([seed, 1])
+        self.profile = probe(question.job, str(question.hosts[0].gpu_model), np.random.default_rng([seed, 2]))
+        self.observed = Observed(question, self._rng)
+
+    @functools.cached_property
+    def plan(self) -> Candidate:
+        """What ``offload plan`` recommends."""
+        return _planned(self.question, self.profile)
+
+    def noise(self) -> float:
+        """A factor of a measurement."""
+        return math.exp(SEEN * float(self._rng.standard_normal()))
+
+
+Policy = Callable[[View], Choice]
+
+
+def single_small(view: View) -> Choice:
     """The cheapest node for each GPU, without CPU nodes."""
-    return Observed(question, rng).choice(0)
+    return view.observed.choice(0)
 
 
-def single_large(question: Question, profile: Profile, rng: np.random.Generator) -> Choice:
+def single_large(view: View) -> Choice:
     """The GPU node with the most cores for each GPU, without CPU nodes."""
-    host = max(question.hosts, key=lambda kind: (kind.vcpus / kind.gpus, -kind.usd_per_hour))
-    return replace(Observed(question, rng).choice(0), host=host, hosts=question.gpus // host.gpus)
+    host = max(view.question.hosts, key=lambda kind: (kind.vcpus / kind.gpus, -kind.usd_per_hour))
+    return replace(view.observed.choice(0), host=host, hosts=view.question.gpus // host.gpus)
 
 
-def ratio(cores_per_gpu: int) -> Callable[[Question, Profile, np.random.Generator], Choice]:
+def ratio(cores_per_gpu: int) -> Policy:
     """CPU nodes with so many cores for each GPU, whatever the job: a rule of thumb."""
 
-    def policy(question: Question, profile: Profile, rng: np.random.Generator) -> Choice:
-        observed = Observed(question, rng)
-        return observed.choice(math.ceil(question.gpus * cores_per_gpu / observed.helper.vcpus))
+    def policy(view: View) -> Choice:
+        observed = view.observed
+        return observed.choice(math.ceil(view.question.gpus * cores_per_gpu / observed.helper.vcpus))
 
     return policy
 
 
-def adaptdl(question: Question, profile: Profile, rng: np.random.Generator) -> Choice:
+def adaptdl(view: View) -> Choice:
     """Goodput without an input term, which knows no CPU nodes: the batch of the highest goodput as if data were always ready.
 
     Qiao et al., "Pollux", OSDI'21, equation 4 and section 3.2; AdaptDL's ``goodput.py``. With an input that takes no time, this project's
     goodput is AdaptDL's, so its code chooses the batch.
     """
+    profile = view.profile
     free = replace(profile, input=replace(profile.input, core_seconds_per_sample=1e-12, wire_bytes_per_sample=1e-9))
-    host = Observed(question, rng).host
+    host = view.observed.host
     roomy = replace(host, vcpus=host.vcpus + host.gpus * math.ceil(profile.input.host_cpus_per_worker) + 1)
     free = replace(free, input=replace(free.input, ingest_samples_per_s_per_worker=math.inf))
-    best = _planned(replace(question, hosts=(roomy,), helpers=()), free)
-    return replace(Observed(question, rng).choice(0), batch=best.batch_size)
+    best = _planned(replace(view.question, hosts=(roomy,), helpers=()), free)
+    return replace(view.observed.choice(0), batch=best.batch_size)
 
 
-def fastflow(question: Question, profile: Profile, rng: np.random.Generator) -> Choice:
+def fastflow(view: View) -> Choice:
     """Offload if the GPU is 1.3 times as fast as with local cores alone, and to ``⌈(G − L)/R − 0.1⌉`` more workers than the first.
 
     Um et al., "FastFlow", VLDB'23, section 4; its artifact: ``cpu_bottleneck_threshold`` and ``estimate_initial_workers``. G, L and R are
     the rates of the GPUs, of local cores, and of one remote worker, which it has started to measure R. Local cores go on.
     """
-    observed = Observed(question, rng)
+    observed = view.observed
     device, near, remote = observed.device_rate(), observed.host_rate(), observed.node_rate()
     if device / near <= 1.3:
         return observed.choice(0)
     return observed.choice(max(math.ceil((device - near) / remote - 0.1), 0) + 1)
 
 
-def tfdata_service(question: Question, profile: Profile, rng: np.random.Generator) -> Choice:
+def tfdata_service(view: View) -> Choice:
     """The consumers' rate over a worker's: ``N = ΣCR / mean WT``, rounded up, all on remote workers.
 
     Audibert et al., "tf.data service", SoCC'23; TensorFlow's ``auto_scaler.h``. CR is the rate at which a consumer never waits.
     """
-    observed = Observed(question, rng)
+    observed = view.observed
     return observed.choice(max(math.ceil(observed.device_rate() / observed.node_rate()), 1), host_cores=0.0)
 
 
-def cachew(question: Question, profile: Profile, rng: np.random.Generator) -> Choice:
+def cachew(view: View) -> Choice:
     """One remote worker more while the last one cut the batch time by more than 7 %, else back to the one before.
 
     Graur et al., "Cachew", ATC'22, section 5; its artifact: ``kMinBatchTimeRelativeImprovementUp``. Caching is left out: no sample here
     is the same twice. The rule stops where the next worker adds less than 7 %: at about 14 of them, whatever the job.
     """
-    observed, workers = Observed(question, rng), 1
+    observed, workers = view.observed, 1
     before = observed.batch_s(workers, 0.0)
     while workers < observed.most:
         now = observed.batch_s(workers + 1, 0.0)
@@ -182,7 +207,7 @@ def cachew(question: Question, profile: Profile, rng: np.random.Generator) -> Ch
     return observed.choice(workers, host_cores=0.0)
 
 
-def pecan(question: Question, profile: Profile, rng: np.random.Generator) -> Choice:
+def pecan(view: View) -> Choice:
     """Remote workers while one more saves dollars, then local ones, then fewer remote ones while that saves dollars.
 
     Graur et al., "Pecan", ATC'24, AutoPlacement; its artifact, ``DynamicWorkerCountUpdateWithLocal_INCDEC`` with ``optimize_cost``. A local
@@ -190,7 +215,7 @@ def pecan(question: Question, profile: Profile, rng: np.random.Generator) -> Cho
     alternates until neither changes. AutoOrder is left out: no transformation moves here. The artifact's limit of 20 remote workers is
     lifted.
     """
-    observed = Observed(question, rng)
+    observed = view.observed
     client, worker = observed.price(helpers=False), observed.price(helpers=True)
     share = observed.host_free / 10
     remote, local = 1, 0
@@ -220,9 +245,9 @@ def pecan(question: Question, profile: Profile, rng: np.random.Generator) -> Cho
     return observed.choice(remote, host_cores=local * share)
 
 
-def offload_plan(question: Question, profile: Profile, rng: np.random.Generator) -> Choice:
+def offload_plan(view: View) -> Choice:
     """This project's: ``offload plan`` on the probed profile, over all types of GPU node that hold the GPUs and all CPU types."""
-    best = _planned(question, profile)
+    question, best = view.question, view.plan
     host = next(kind for kind in question.hosts if kind.name in best.shape)
     helper = next((kind for kind in question.helpers if kind.name in best.shape), None)
     return Choice(
@@ -234,12 +259,12 @@ def offload_plan(question: Question, profile: Profile, rng: np.random.Generator)
     )
 
 
-def offload_run(question: Question, profile: Profile, rng: np.random.Generator) -> Choice:
+def offload_run(view: View) -> Choice:
     """The plan, and then the cores that a run of this project settles on: :func:`offload.adapt.cores.count_cores` on what it measures.
 
     It may add nodes of the planned CPU type, or release some. Under the objective "time" the plan stays.
     """
-    choice = offload_plan(question, profile, rng)
+    question, choice = view.question, offload_plan(view)
     if question.objective == "time" or choice.helper is None:
         return choice
     job, helper = question.job, choice.helper
@@ -251,20 +276,23 @@ def offload_run(question: Question, profile: Profile, rng: np.random.Generator) 
     price = CorePrice(
         core=float(np.diff(fleet.usd_per_hour(question.spot))[0]) / per_node,
         rest=float(fleet.usd_per_hour(question.spot)[0]),
+        free=near,
     )
+    micro = choice.batch / question.gpus
+    made = np.broadcast_to(flow(job, fleet, local_batch=micro).samples_per_s, counts.shape)
     learned, nodes = CoresLearned(), choice.helpers
     for _ in range(INTERVALS):
         rate = float(np.broadcast_to(truth.samples_per_s, counts.shape)[nodes])
         device = float(np.broadcast_to(truth.device_samples_per_s, counts.shape)[nodes])
-        noisy, cores = rate * _noisy(rng), near + nodes * per_node
-        core = job.speed(helper) / (job.core_seconds + job.travel_s_per_byte * job.wire_bytes / 2) * _noisy(rng)
+        noisy, cores = rate * view.noise(), near + nodes * per_node
+        core = float(made[nodes]) / max(cores, 1) * view.noise()
         bound = rate < 0.95 * device
         seen = InputSeen(
             cores=cores,
             complete=True,
             samples_per_s=noisy,
             bound=bound,
-            device_samples_per_s=device * _noisy(rng),
+            device_samples_per_s=device * view.noise(),
             core_samples_per_s=noisy / max(cores, 1) if bound else core,
             core_pace_samples_per_s=core,
             busy_core_samples_per_s=core,
@@ -279,7 +307,7 @@ def offload_run(question: Question, profile: Profile, rng: np.random.Generator) 
 INTERVALS = 20
 """Intervals in which a run measures and decides."""
 
-POLICIES: dict[str, Callable[[Question, Profile, np.random.Generator], Choice]] = {
+POLICIES: dict[str, Policy] = {
     "single, small": single_small,
     "single, large": single_large,
     "4 cores a GPU": ratio(4),
@@ -330,11 +358,6 @@ def value_of(question: Question, choice: Choice) -> float:
     return float(np.ravel(_worse_is_more(question, choice.judged(question)))[0])
 
 
-def probed(question: Question, rng: np.random.Generator) -> Profile:
-    """The profile of the question's job."""
-    return probe(question.job, str(question.hosts[0].gpu_model), rng)
-
-
 def _worse_is_more(question: Question, at: Steady) -> Floats:
     with np.errstate(divide="ignore"):
         return np.asarray(at.usd_per_million if question.objective == "cost" else 1e6 / at.goodput)
@@ -377,7 +400,15 @@ def _planned(question: Question, profile: Profile) -> Candidate:
             )
         except ConfigError:
             continue  # no core is left on these hosts, and there are no CPU types
-        found.append(made.best)
+        # The range of counts applies to all CPU types alike, and larger ones reach the limit of cores sooner.
+        allowed = {kind.name: question.most_helpers(kind) for kind in question.helpers}
+        found.append(
+            next(
+                each
+                for each in (made.best, *made.candidates)
+                if all(count <= allowed.get(name, count) for name, count in each.shape.items())
+            )
+        )
     if not found:
         raise ConfigError(f"no plan for {question.gpus} GPUs")
     if question.objective == "cost":
@@ -385,8 +416,3 @@ def _planned(question: Question, profile: Profile) -> Candidate:
     return max(found, key=lambda each: each.goodput)
 
 
-def _noisy(rng: np.random.Generator) -> float:
-    return math.exp(SEEN * float(rng.standard_normal()))
-
-
-__all__ = ["POLICIES", "Choice", "Job", "Observed", "optimum", "probed", "value_of"]

@@ -13,7 +13,8 @@ from offload.model import Catalog, GradientNoise, NodeType, StepTime
 from offload.prices import built_in
 
 MOST_CORES = 10_000
-MOST_GPUS = 1024
+CORES_PER_GPU = 64
+"""The most cores of CPU nodes for each GPU that anyone considers."""
 PRICE_SPREAD = 0.25
 """Standard deviation of the logarithm of a price, around the built-in catalog's."""
 SPEED_SPREAD = 0.03
@@ -52,8 +53,8 @@ class Question:
     objective: Objective = "cost"
 
     def most_helpers(self, helper: NodeType) -> int:
-        """Nodes of this type that all cores allow."""
-        return MOST_CORES // helper.vcpus
+        """Nodes of this type: those of ``MOST_CORES``, or of ``CORES_PER_GPU`` for each GPU."""
+        return min(MOST_CORES, CORES_PER_GPU * self.gpus) // helper.vcpus
 
 
 def random_question(seed: int, *, hub: bool = False) -> Question:
@@ -72,7 +73,9 @@ def random_question(seed: int, *, hub: bool = False) -> Question:
     fixed = rng.uniform(0.02, 0.3)
     step_s = local / rate
     sync_s = step_s * 10 ** rng.uniform(-1.5, 0.0)
-    cores_per_gpu = 10 ** rng.uniform(-0.5, math.log10(min(1.5 * MOST_CORES / gpus + 4, 64)))
+    near = min((kind.vcpus - kind.gpus) / kind.gpus for kind in picked)
+    most = near + min(MOST_CORES / gpus, CORES_PER_GPU)
+    cores_per_gpu = min(near * 10 ** rng.uniform(-0.3, 1.3), 1.3 * most)
     initial = gpus * local
     adaptive = rng.random() < 0.5
     scale = initial * 10 ** rng.uniform(-0.5, 1.5)
