@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.simulator.job import STORE_SHARE, Fleet, Floats, Job
-from offload.pipeline.feed.sizing import BLOCK_HUB_S, LONGEST_TASK_S, TASK_S, block_bytes
+from offload.model.catalog import NodeType
+from offload.pipeline.feed.sizing import BLOCK_BYTES, BLOCK_HUB_S, LONGEST_TASK_S, TASK_S
 
 BYTES_PER_S = 1e9 / 8  # of one Gb/s
 
@@ -63,12 +64,12 @@ def flow(
     near_alone = near / job.core_seconds
     # Where a sample costs less than its way, the feed's workers take what is near.
     made = np.maximum(travels + np.maximum(near - travels * one_end, 0.0) / job.core_seconds, near_alone)
-    cores = np.maximum(fleet.cores(job), 1.0)
-    rows = block_rows(job, fleet, cores, local_batch)
+    rows_near, rows_far = block_rows(job, fleet, local_batch)
+    far_share = np.divide(travels, made, out=np.zeros(np.broadcast(travels, made).shape), where=made > 0)
+    rows = 1 / ((1 - far_share) / rows_near + far_share / rows_far)
     hub = np.full((), np.inf)
     if job.hub is not None:
-        workers = fleet.workers / job.feeds
-        per_block = np.vectorize(job.hub.block_s, otypes=[float])(workers)
+        per_block = np.vectorize(job.hub.block_s, otypes=[float])(fleet.workers / job.feeds)
         hub = job.feeds * rows / per_block
     ingest = fleet.workers * job.ingest_samples_per_s
     made, ingest, hub, rows = np.broadcast_arrays(made, ingest, hub, rows)
@@ -77,21 +78,35 @@ def flow(
     )
 
 
-def block_rows(job: Job, fleet: Fleet, cores: Floats, local_batch: Floats | float) -> Floats:
-    """Samples of a full block, by the rule of the product's feed: ``rows_per_task`` and whole local batches, over arrays.
+def block_rows(job: Job, fleet: Fleet, local_batch: Floats | float) -> tuple[Floats, Floats]:
+    """Samples of a full block from a GPU node and from a CPU node, by the rule of the product's feed over arrays.
 
-    A feed of several has its share of the cores, and each node's store its share of the bytes.
+    Tasks are sized for all cores alike, in whole local batches if possible, and then cut to what a node's store has room for. One of several
+    feeds has its share of the cores.
     """
-    most_bytes = float(block_bytes(store_bytes(fleet.host), fleet.host.vcpus))
+    near = max(fleet.host.vcpus - fleet.host.gpus * job.host_cpus, 0.0)
+    stores, cores = fleet.hosts * store_bytes(fleet.host), np.maximum(fleet.cores(job), 1.0)
+    room_near = room_far = _room(store_bytes(fleet.host), max(near, 1.0))
     if fleet.helper is not None:
-        most_bytes = min(most_bytes, float(block_bytes(store_bytes(fleet.helper), fleet.helper.vcpus)))
+        stores = stores + fleet.helpers * store_bytes(fleet.helper)
+        room_far = _room(store_bytes(fleet.helper), float(fleet.helper.vcpus))
+    most_bytes = _room(np.asarray(stores, dtype=float), cores)
     task_s = np.maximum(TASK_S, BLOCK_HUB_S * cores / job.feeds)
-    rows = np.maximum(np.floor(np.minimum(task_s / job.core_seconds, most_bytes / max(job.wire_bytes, 1.0))), 1.0)
+    sample_bytes = max(job.wire_bytes, 1.0)
+    rows = np.maximum(np.floor(np.minimum(task_s / job.core_seconds, most_bytes / sample_bytes)), 1.0)
     local = np.maximum(np.asarray(local_batch, dtype=float), 1.0)
-    fits = (local * job.core_seconds <= np.maximum(LONGEST_TASK_S, task_s)) & (local * job.wire_bytes <= most_bytes)
-    return np.asarray(np.where(rows >= local, rows - rows % local, np.where(fits, local, rows)))
+    fits = (local * job.core_seconds <= np.maximum(LONGEST_TASK_S, task_s)) & (local * sample_bytes <= most_bytes)
+    whole = np.where(rows >= local, rows - rows % local, np.where(fits, local, rows))
+    return tuple(
+        np.asarray(np.maximum(np.minimum(whole, np.floor(room / sample_bytes)), 1.0)) for room in (room_near, room_far)
+    )
 
 
-def store_bytes(kind: object) -> float:
+def _room(store: Floats | float, cores: Floats | float) -> Floats:
+    """:func:`~offload.pipeline.feed.sizing.block_bytes` over arrays."""
+    return np.asarray(np.minimum(BLOCK_BYTES, np.maximum(1 << 20, store / (12 * np.asarray(cores)))))
+
+
+def store_bytes(kind: NodeType) -> float:
     """The object store of a node of this type."""
-    return STORE_SHARE * float(getattr(kind, "memory_gib")) * 2**30  # noqa: B009 - NodeType, without an import cycle
+    return STORE_SHARE * kind.memory_gib * 2**30

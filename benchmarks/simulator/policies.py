@@ -414,5 +414,3 @@ def _planned(question: Question, profile: Profile) -> Candidate:
     if question.objective == "cost":
         return min(found, key=lambda each: each.usd_per_hour / each.goodput)
     return max(found, key=lambda each: each.goodput)
-
-

@@ -95,7 +95,9 @@ def _paced(job: Job, gpu_s: Floats, batch: Floats, rate: Floats, rows: Floats, w
         room=job.buffered_batches,
     )
     with np.errstate(divide="ignore"):
-        return np.asarray(np.where(rate > 0, batch / (np.maximum(gpu_s, np.where(rate > 0, wait_s, 0.0)) * slowed), 0.0))
+        return np.asarray(
+            np.where(rate > 0, batch / (np.maximum(gpu_s, np.where(rate > 0, wait_s, 0.0)) * slowed), 0.0)
+        )
 
 
 def _away(job: Job, name: str) -> float:

@@ -18,7 +18,6 @@ import numpy as np
 
 from benchmarks import simulated
 from benchmarks.simulator.flow import BYTES_PER_S
-from benchmarks.simulator.job import Floats
 from benchmarks.simulator.steps import batches
 from offload.model import Profile
 from offload.model.input_rate import REMOTE_CORE_SECONDS_PER_BYTE
@@ -108,7 +107,17 @@ def input_rate(case: Case) -> float:
 
 def cases() -> list[Case]:
     """All cases that the records calibrate."""
-    return [*_prediction(), *_links(), *_two_hosts(), *_paced(), *_peers(), *_mixed(), *_joins(), *_gpu(), *_sagemaker()]
+    return [
+        *_prediction(),
+        *_links(),
+        *_two_hosts(),
+        *_paced(),
+        *_peers(),
+        *_mixed(),
+        *_joins(),
+        *_gpu(),
+        *_sagemaker(),
+    ]
 
 
 def table() -> list[dict[str, Any]]:
@@ -158,7 +167,14 @@ def beside_the_feed() -> list[dict[str, Any]]:
             local_batch_size=case.local_batch,
         )
         blocks = simulated.simulate(world).samples_per_s
-        rows.append({"case": case.name, "fluid": round(rate, 1), "blocks": round(blocks, 1), "error": round(rate / blocks - 1, 4)})
+        rows.append(
+            {
+                "case": case.name,
+                "fluid": round(rate, 1),
+                "blocks": round(blocks, 1),
+                "error": round(rate / blocks - 1, 4),
+            }
+        )
     return rows
 
 
@@ -166,17 +182,17 @@ def _read(name: str) -> Any:
     return json.loads((RESULTS / name).read_text(encoding="utf-8"))
 
 
-def _profile(workload: str) -> tuple[Profile, float, dict[str, Any]]:
+def _profile(workload: str) -> tuple[Profile, float]:
     """A probe's profile, and the plain loop's rate on its core at that time."""
     probed = _read("prediction.json")["profiles"][workload]
-    return Profile.from_document(probed["document"]), float(probed["plain"]), probed
+    return Profile.from_document(probed["document"]), float(probed["plain"])
 
 
 def _prediction() -> Iterator[Case]:
     """Paced accelerators on up to three hosts. Speeds are means of plain loops before and after the run."""
     record = "prediction.json"
     for row in _read(record)["cases"]:
-        profile, _, probed = _profile(row["workload"])
+        profile, _ = _profile(row["workload"])
         keeps = profile.input.host_cpus_per_worker
         speeds = {name: (row["core_speeds"][name] + row["core_speeds_after"][name]) / 2 for name in row["core_speeds"]}
         nodes = tuple(
@@ -190,16 +206,11 @@ def _prediction() -> Iterator[Case]:
             core_seconds=profile.input.core_seconds_per_sample,
             wire_bytes=profile.input.wire_bytes_per_sample,
             local_batch=row["batch_size"] // row["workers"],
-            step_s=_paced_step_s(row, profile, probed),
+            # AdaptDL's model knows the accelerators alone: its rate is their setting.
+            step_s=row["batch_size"] / row["adaptdl"],
             measured=row["measured"],
             inputs="a probe; plain loops before and after; the accelerator's setting",
         )
-
-
-def _paced_step_s(row: dict[str, Any], profile: Profile, probed: dict[str, Any]) -> float:
-    """The setting of the run's accelerators: their rate was ``pace`` times the input's as predicted before the run."""
-    # The record has AdaptDL's rate, which is that of the accelerators alone.
-    return float(row["batch_size"] / row["adaptdl"])
 
 
 def _links() -> Iterator[Case]:
@@ -242,7 +253,7 @@ def _peers() -> Iterator[Case]:
 
 def _over_plain(record: str, workload: str, name: str, measured: float) -> Case:
     """A rate over that of plain loops on the same cores. The probe's core-seconds over its plain loop's say what the pipeline adds."""
-    profile, plain, _ = _profile(workload)
+    profile, plain = _profile(workload)
     keeps = profile.input.host_cpus_per_worker
     two = name.endswith("2-hosts")
     nodes = [Node(cores=1 - keeps, speed=1.0, worker=True), *([Node(cores=1, speed=1.0, worker=False)] if two else [])]
@@ -283,7 +294,7 @@ def _paced() -> Iterator[Case]:
 
 def _mixed() -> Iterator[Case]:
     record = "mixed_cluster.json"
-    profile, plain, _ = _profile("blur-uint8")
+    profile, plain = _profile("blur-uint8")
     overhead = profile.input.core_seconds_per_sample * plain
     for number, run in enumerate(_read(record)["runs"], 1):
         hosts = run["plain"][0]["samples_per_s_by_host"]
@@ -291,9 +302,7 @@ def _mixed() -> Iterator[Case]:
         yield Case(
             record=record,
             name=f"blur-uint8, hosts of 1, 0.75 (half as fast) and 0.25 cores, run {number}",
-            nodes=tuple(
-                Node(cores=1.0, speed=rate / plain, worker=name == "gpu-1") for name, rate in rates.items()
-            ),
+            nodes=tuple(Node(cores=1.0, speed=rate / plain, worker=name == "gpu-1") for name, rate in rates.items()),
             core_seconds=overhead / plain,
             wire_bytes=profile.input.wire_bytes_per_sample,
             local_batch=64,
@@ -381,8 +390,3 @@ def _sagemaker() -> Iterator[Case]:
             measured=rows[name]["samples_per_s"],
             inputs="a probe, before the jobs",
         )
-
-
-def errors_of(rows: Sequence[dict[str, Any]]) -> Floats:
-    """The errors, with their signs."""
-    return np.array([row["error"] for row in rows])

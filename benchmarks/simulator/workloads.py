@@ -81,7 +81,9 @@ def random_question(seed: int, *, hub: bool = False) -> Question:
     scale = initial * 10 ** rng.uniform(-0.5, 1.5)
     job = Job(
         core_seconds=cores_per_gpu / rate,
-        wire_bytes=float(min(10 ** rng.uniform(3.5, 6.0), 0.1 * 1e9 * max(picked[0].network_gbps / picked[0].gpus, 1) / rate)),
+        wire_bytes=float(
+            min(10 ** rng.uniform(3.5, 6.0), 0.1 * 1e9 * max(picked[0].network_gbps / picked[0].gpus, 1) / rate)
+        ),
         step=StepTime(
             alpha_compute=fixed * step_s,
             beta_compute=(1 - fixed) / rate,
