@@ -131,7 +131,10 @@ def _validated(console: Console) -> dict[str, Any]:
     console.print(table)
     console.print(
         f"error: {result['median_error']:.1%} in the median, {result['worst_error']:.1%} at worst; {result['within_goal']} of {len(rows)} "
-        f"within {validation.GOAL:.0%}. Beside the feed's own code, block by block: {result['beside_the_feed']['worst_error']:.1%} at worst."
+        f"within {validation.GOAL:.0%}."
+    )
+    console.print(
+        f"Beside the feed's own code, block by block: {result['beside_the_feed']['worst_error']:.1%} at worst."
     )
     return result
 

@@ -81,8 +81,8 @@ def flow(
 def block_rows(job: Job, fleet: Fleet, local_batch: Floats | float) -> tuple[Floats, Floats]:
     """Samples of a full block from a GPU node and from a CPU node, by the rule of the product's feed over arrays.
 
-    Tasks are sized for all cores alike, in whole local batches if possible, and then cut to what a node's store has room for. One of several
-    feeds has its share of the cores.
+    Tasks are sized for all cores alike, in whole local batches if possible, and then cut to what a node's store has room for.
+    One of several feeds has its share of the cores.
     """
     near = max(fleet.host.vcpus - fleet.host.gpus * job.host_cpus, 0.0)
     stores, cores = fleet.hosts * store_bytes(fleet.host), np.maximum(fleet.cores(job), 1.0)
