@@ -151,7 +151,7 @@ def test_a_seed_says_everything() -> None:
     assert question == small_question(0)
     first, again = ([policy(View(question, 5)) for policy in POLICIES.values()] for _ in range(2))
     assert first == again
-    rows = [{"regret": {name: 0.01 * i for name in POLICIES}} for i in range(11)]
+    rows = [{"regret": dict.fromkeys(POLICIES, 0.01 * i)} for i in range(11)]
     summary = regret.summary(rows)["Pecan"]
     assert (summary["median"], summary["worst"], summary["above_10_percent"]) == (0.05, 0.1, 0)
 

@@ -1,7 +1,7 @@
 """Samples/s that cores, links, workers and the hub let through: the fluid limit of blocks that flow from many cores.
 
 Written apart from the product's input rate, which is under test here: GPU nodes are alike, so that the flow has a closed form. The block
-rule alone is the product's (:mod:`offload.pipeline.feed.sizing`): it is what the feed does.
+rule alone is the product's (:mod:`offload.model.blocks`): it is what the feed does.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.simulator.job import STORE_SHARE, Fleet, Floats, Job
+from benchmarks.simulator.job import Fleet, Floats, Job
+from offload.model import blocks
+from offload.model.blocks import STORE_SHARE, most_block_bytes
 from offload.model.catalog import NodeType
-from offload.pipeline.feed.sizing import BLOCK_BYTES, BLOCK_HUB_S, LONGEST_TASK_S, TASK_S
 
 BYTES_PER_S = 1e9 / 8  # of one Gb/s
 
@@ -85,26 +86,15 @@ def block_rows(job: Job, fleet: Fleet, local_batch: Floats | float) -> tuple[Flo
     One of several feeds has its share of the cores.
     """
     near = max(fleet.host.vcpus - fleet.host.gpus * job.host_cpus, 0.0)
-    stores, cores = fleet.hosts * store_bytes(fleet.host), np.maximum(fleet.cores(job), 1.0)
-    room_near = room_far = _room(store_bytes(fleet.host), max(near, 1.0))
+    stores, cores = fleet.hosts * store_bytes(fleet.host), fleet.cores(job)
+    room_near = room_far = most_block_bytes(store_bytes(fleet.host), near)
     if fleet.helper is not None:
         stores = stores + fleet.helpers * store_bytes(fleet.helper)
-        room_far = _room(store_bytes(fleet.helper), float(fleet.helper.vcpus))
-    most_bytes = _room(np.asarray(stores, dtype=float), cores)
-    task_s = np.maximum(TASK_S, BLOCK_HUB_S * cores / job.feeds)
-    sample_bytes = max(job.wire_bytes, 1.0)
-    rows = np.maximum(np.floor(np.minimum(task_s / job.core_seconds, most_bytes / sample_bytes)), 1.0)
-    local = np.maximum(np.asarray(local_batch, dtype=float), 1.0)
-    fits = (local * job.core_seconds <= np.maximum(LONGEST_TASK_S, task_s)) & (local * sample_bytes <= most_bytes)
-    whole = np.where(rows >= local, rows - rows % local, np.where(fits, local, rows))
-    return tuple(
-        np.asarray(np.maximum(np.minimum(whole, np.floor(room / sample_bytes)), 1.0)) for room in (room_near, room_far)
-    )
-
-
-def _room(store: Floats | float, cores: Floats | float) -> Floats:
-    """:func:`~offload.pipeline.feed.sizing.block_bytes` over arrays."""
-    return np.asarray(np.minimum(BLOCK_BYTES, np.maximum(1 << 20, store / (12 * np.asarray(cores)))))
+        room_far = most_block_bytes(store_bytes(fleet.helper), fleet.helper.vcpus)
+    size = max(job.wire_bytes, 1.0)
+    whole = blocks.block_rows(job.core_seconds, size, cores / job.feeds, most_block_bytes(stores, cores), local_batch)
+    rows_near, rows_far = (np.maximum(np.minimum(whole, np.floor(room / size)), 1.0) for room in (room_near, room_far))
+    return rows_near, rows_far
 
 
 def store_bytes(kind: NodeType) -> float:

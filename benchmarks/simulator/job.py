@@ -16,9 +16,6 @@ from offload.model.step_time import StepTime
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-STORE_SHARE = 0.3
-"""Of a node's memory, for its object store: Ray's default."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class HubCost:

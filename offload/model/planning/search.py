@@ -220,7 +220,7 @@ def _evaluate(space: Space, workload: Workload, axes: _Axes, kinds: Sequence[int
             counts: dict[NodeType, Any] = {space.gpu_type: int(nodes)}
             if kind >= 0:
                 counts[space.cpu_types[kind]] = some
-            columns.append(_Column.of(workload.input, Shape(counts), workers, kind, some if kind >= 0 else none))
+            columns.append(_Column.of(workload, Shape(counts), workers, kind, some if kind >= 0 else none))
         parts.append(_best(workload, int(nodes), workers, _Column.join(columns)))
     return Evaluated.join(parts)
 
@@ -235,13 +235,16 @@ class _Column:
     bottleneck: Ints
 
     @staticmethod
-    def of(rate: InputRate, shape: Shape, workers: Ints, kind: int, cpu_nodes: Ints) -> _Column:
+    def of(workload: Workload, shape: Shape, workers: Ints, kind: int, cpu_nodes: Ints) -> _Column:
         size = (len(workers), len(cpu_nodes))
-        names = np.broadcast_to(np.asarray(rate.bottleneck(shape, workers[:, None])), size)
+        # The batch is not chosen yet; it hardly changes how many samples a block holds.
+        local = np.minimum(np.ceil(workload.batch_range[0] / workers), workload.max_local_batch_size)
+        at = (shape, workers[:, None], local[:, None])
+        names = np.broadcast_to(np.asarray(workload.input.bottleneck(*at)), size)
         return _Column(
             kind=np.full(len(cpu_nodes), kind),
             cpu_nodes=cpu_nodes,
-            rate=np.broadcast_to(np.asarray(rate.samples_per_s(shape, workers[:, None])), size),
+            rate=np.broadcast_to(np.asarray(workload.input.samples_per_s(*at)), size),
             bottleneck=np.select([names == name for name in BOTTLENECKS], range(1, len(BOTTLENECK_NAMES))),
         )
 
