@@ -114,7 +114,7 @@ def main(
 def _validated(console: Console) -> dict[str, Any]:
     rows = validation.table()
     beside = validation.beside_the_feed()
-    result = {
+    result: dict[str, Any] = {
         "goal": validation.GOAL,
         **validation.summary(rows),
         "rows": rows,

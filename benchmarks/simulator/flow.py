@@ -72,7 +72,7 @@ def flow(
     if job.hub is not None:
         per_block = np.vectorize(job.hub.block_s, otypes=[float])(fleet.workers / job.feeds)
         hub = job.feeds * rows / per_block
-    ingest = fleet.workers * job.ingest_samples_per_s
+    ingest = np.asarray(fleet.workers * job.ingest_samples_per_s, dtype=np.float64)
     made, ingest, hub, rows = np.broadcast_arrays(made, ingest, hub, rows)
     return Flow(
         made=made, ingest=ingest, hub=hub, rows_per_block=rows, bottleneck_is_link=np.asarray(far > link, dtype=float)

@@ -46,6 +46,12 @@ class Choice:
             host=self.host, hosts=np.array(self.hosts), helper=self.helper, helpers=np.array(max(self.helpers, 0))
         )
 
+    @property
+    def name(self) -> str:
+        """``8 × ml.g5.xlarge + 2 × ml.c5.4xlarge, batch 512``."""
+        far = "" if self.helper is None or not self.helpers else f" + {self.helpers} × {self.helper.name}"
+        return f"{self.hosts} × {self.host.name}{far}, batch {self.batch}"
+
     def judged(self, question: Question) -> Steady:
         """What it is worth in truth."""
         return steady(question.job, self.fleet, self.batch, spot=question.spot, host_cores=self.host_cores)
@@ -381,7 +387,6 @@ def _planned(question: Question, profile: Profile) -> Candidate:
     found: list[Candidate] = []
     most = max((question.most_helpers(kind) for kind in question.helpers), default=0)
     adaptive = question.job.batches[1] > question.job.batches[0] and profile.noise is not None
-    batch = {"max_batch_size": question.job.batches[1]} if adaptive else {"batch_size": question.job.batches[0]}
     catalog = Catalog({kind.name: kind for kind in (*question.hosts, *question.helpers)})
     for gpus in sorted({kind.gpus for kind in question.hosts}):
         hosts = [kind.name for kind in question.hosts if kind.gpus == gpus]
@@ -396,7 +401,8 @@ def _planned(question: Question, profile: Profile) -> Candidate:
                 cpu_nodes=(0, most),
                 objective=question.objective,
                 spot=question.spot,
-                **batch,
+                batch_size=None if adaptive else question.job.batches[0],
+                max_batch_size=question.job.batches[1] if adaptive else None,
             )
         except ConfigError:
             continue  # no core is left on these hosts, and there are no CPU types

@@ -24,7 +24,6 @@ def regrets(
         view = View(question, seed)
         choices = {name: policy(view) for name, policy in POLICIES.items()}
         best, value = optimum(question, tuple(choices.values()))
-        planned = choices["offload plan"]
         rows.append(
             {
                 "seed": seed,
@@ -33,14 +32,8 @@ def regrets(
                 "spot": question.spot,
                 "adaptive_batch": question.job.noise is not None,
                 "regret": {name: round(value_of(question, each) / value - 1, 5) for name, each in choices.items()},
-                "best": _words(best.host.name, best.hosts, best.helper and best.helper.name, best.helpers, best.batch),
-                "planned": _words(
-                    planned.host.name,
-                    planned.hosts,
-                    planned.helper and planned.helper.name,
-                    planned.helpers,
-                    planned.batch,
-                ),
+                "best": best.name,
+                "planned": choices["offload plan"].name,
             }
         )
         watch(done)
@@ -63,7 +56,3 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
         }
     return found
 
-
-def _words(host: str, hosts: int, helper: str | None, helpers: int, batch: int) -> str:
-    far = f" + {helpers} × {helper}" if helper and helpers else ""
-    return f"{hosts} × {host}{far}, batch {batch}"

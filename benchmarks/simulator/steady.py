@@ -46,16 +46,15 @@ def steady(
     workers = np.asarray(fleet.workers, dtype=float)
     micro, accum = split(job, whole, workers)
     gpu_s = np.asarray(job.step.predict(fleet.hosts, workers, micro, accum), dtype=float)
-    options = {"local_batch": micro, "host_cores": host_cores}
     helpers = np.asarray(fleet.helpers, dtype=float)
     away = _away(job, fleet.helper.name) if fleet.helper is not None and spot != "none" else 0.0
     if away:
         present = [scipy.stats.binom.ppf(q, fleet.helpers, 1 - away) for q in PRESENT]
-        rates = [flow(job, fleet, helpers=here, **options) for here in present]
+        rates = [flow(job, fleet, local_batch=micro, helpers=here, host_cores=host_cores) for here in present]
         parts = [_paced(job, gpu_s, whole, each.samples_per_s, each.rows_per_block, workers) for each in rates]
         rate = np.asarray(sum(weight * part for weight, part in zip(WEIGHTS, parts, strict=True)))
     else:
-        full = flow(job, fleet, **options)
+        full = flow(job, fleet, local_batch=micro, host_cores=host_cores)
         rate = _paced(job, gpu_s, whole, full.samples_per_s, full.rows_per_block, workers)
     price = fleet.usd_per_hour(spot)
     if fleet.helper is not None and away:
