@@ -7,7 +7,7 @@
 
 ``validation``: the simulator beside the recorded runs of this project, each case with its error. ``hub``: the number of cores at which one
 feed ends. ``scale``: hours and dollars to train typical jobs, by policy. ``regret``: how much worse than the exhaustive optimum each
-policy's choice is, over random jobs and price tables; once with the hub's limit, and once without.
+policy's choice is, over random jobs and price tables; a quarter of them also without the hub's limit.
 
 Nothing depends on the machine but the seconds that the command takes. :mod:`benchmarks.simulator` says what is simulated.
 """
@@ -16,13 +16,14 @@ import json
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import track
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
@@ -33,6 +34,8 @@ from benchmarks.simulator.policies import POLICIES
 
 PARTS = ("validation", "hub", "scale", "regret")
 QUESTIONS, SEEDS = 1000, 3
+UNLIMITED_SHARE = 4  # of the random jobs, the first quarter is judged without the hub's limit, too
+CHUNK = 25  # random jobs between two writes of the result
 SHOWN = 12  # of the largest errors
 
 
@@ -65,6 +68,9 @@ def _output(context: click.Context, parameter: click.Parameter, path: Path | Non
     "--gpus", multiple=True, type=int, callback=_gpus, help="Only this scale; may repeat.  [default: 8 to 1,024]"
 )
 @click.option("--seeds", default=SEEDS, show_default=True, type=click.IntRange(1), help="Of each run at scale.")
+@click.option(
+    "--resume", is_flag=True, help="Keep the parts and the random jobs that the output holds, and add the others."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON instead of tables.")
 @click.option(
     "-o",
@@ -75,6 +81,7 @@ def _output(context: click.Context, parameter: click.Parameter, path: Path | Non
 )
 def main(
     parts: tuple[str, ...],
+    resume: bool,
     questions: int,
     first_seed: int,
     gpus: tuple[int, ...],
@@ -93,22 +100,32 @@ def main(
         "versions": versions(),
         "simulated": True,
     }
+    before = json.loads(output.read_text(encoding="utf-8")) if resume and output is not None and output.exists() else {}
+    spent_s = float(before.get("cpu_s", 0.0))
+
+    def write() -> None:
+        document["cpu_s"] = round(spent_s + time.process_time() - began, 1)
+        if output is not None:
+            output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+    document |= {part: before[part] for part in PARTS if part in before}
     for part in parts or PARTS:
-        if part == "validation":
+        if part == "regret":
+            document[part] = before.get(part, {})
+            _regretted(console, document[part], range(first_seed, first_seed + questions), write)
+        elif part in before:
+            continue
+        elif part == "validation":
             document[part] = _validated(console)
         elif part == "hub":
             document[part] = {"node": hub.NODE, "rows": hub.table()}
             console.print(_hub_table(document[part]["rows"]))
-        elif part == "scale":
+        else:
             document[part] = {"seeds": list(range(seeds)), "rows": scaling.table(gpus, range(seeds))}
             console.print(_scale_table(document[part]["rows"]))
-        else:
-            document[part] = _regretted(console, range(first_seed, first_seed + questions))
-    document["cpu_s"] = round(time.process_time() - began, 1)
+        write()
     if as_json:
         click.echo(json.dumps(document))
-    if output is not None:
-        output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def _validated(console: Console) -> dict[str, Any]:
@@ -139,20 +156,20 @@ def _validated(console: Console) -> dict[str, Any]:
     return result
 
 
-def _regretted(console: Console, seeds: range) -> dict[str, Any]:
-    result: dict[str, Any] = {
-        "goal": {"median": regret.GOAL_MEDIAN, "worst": regret.GOAL_WORST},
-        "seeds": [seeds.start, seeds.stop - 1],
-    }
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        for name, limit in (("with the hub's limit", True), ("without it", False)):
-            task = progress.add_task(name, total=len(seeds))
-            rows = regret.regrets(seeds, hub=limit, watch=lambda done, task=task: progress.update(task, completed=done))  # type: ignore[misc]
+def _regretted(console: Console, result: dict[str, Any], seeds: range, write: Callable[[], None]) -> None:
+    """Add the questions of these seeds that the result lacks, and write it now and then."""
+    result["goal"] = {"median": regret.GOAL_MEDIAN, "worst": regret.GOAL_WORST}
+    for name, limit, share in (("with the hub's limit", True, 1), ("without it", False, UNLIMITED_SHARE)):
+        rows = result.get(name, {}).get("rows", [])
+        known = {row["seed"] for row in rows}
+        missing = [seed for seed in seeds[: -(-len(seeds) // share)] if seed not in known]
+        chunks = [missing[at : at + CHUNK] for at in range(0, len(missing), CHUNK)]
+        for chunk in track(chunks, name, console=Console(stderr=True)):
+            rows += regret.regrets(chunk, hub=limit)
             result[name] = {"summary": regret.summary(rows), "rows": rows}
-            console.print(
-                _regret_table(f"Above the best of all, over {len(rows)} random jobs, {name}", result[name]["summary"])
-            )
-    return result
+            write()
+        title = f"Above the best of all, over {len(rows)} random jobs, {name}"
+        console.print(_regret_table(title, result[name]["summary"]))
 
 
 def _regret_table(title: str, summary: dict[str, dict[str, float]]) -> Table:

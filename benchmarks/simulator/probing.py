@@ -65,6 +65,8 @@ def probe(job: Job, device: str, rng: np.random.Generator, *, day: float = DAY) 
             measured={},
         )
     )
+    if job.hub is None:
+        document["input"]["hub_block_s"] = 0.0
     profile = Profile.from_document(document)
     noise = None
     if job.noise is not None:

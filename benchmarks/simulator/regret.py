@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,10 @@ GOAL_MEDIAN, GOAL_WORST = 0.03, 0.10
 OURS = ("offload plan", "offload run")
 
 
-def regrets(
-    seeds: Sequence[int], *, hub: bool, watch: Callable[[int], None] = lambda done: None
-) -> list[dict[str, Any]]:
+def regrets(seeds: Sequence[int], *, hub: bool) -> list[dict[str, Any]]:
     """A row for each question: its objective, every policy's regret, and what was best and what this project planned."""
     rows = []
-    for done, seed in enumerate(seeds, 1):
+    for seed in seeds:
         question = random_question(seed, hub=hub)
         view = View(question, seed)
         choices = {name: policy(view) for name, policy in POLICIES.items()}
@@ -36,7 +34,6 @@ def regrets(
                 "planned": choices["offload plan"].name,
             }
         )
-        watch(done)
     return rows
 
 
@@ -55,4 +52,3 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
             "above_10_percent": int((values > GOAL_WORST).sum()),
         }
     return found
-

@@ -64,9 +64,9 @@ def random_question(seed: int, *, hub: bool = False) -> Question:
     gpus = int(2 ** rng.integers(3, 11))
     types = built_in()
     hosts = [types[name] for name in FAMILIES[device] if gpus % types[name].gpus == 0]
-    chosen = rng.choice(len(hosts), size=min(len(hosts), 3), replace=False)
+    chosen = rng.choice(len(hosts), size=min(len(hosts), 2), replace=False)
     picked = [hosts[i] for i in sorted(chosen)]
-    others = [types[name] for name in rng.choice(HELPERS, size=3, replace=False)]
+    others = [types[name] for name in rng.choice(HELPERS, size=2, replace=False)]
     priced = {kind.name: _priced(kind, rng) for kind in (*picked, *others)}
     # One GPU's rate at a usual local batch, and the cores that would keep it busy.
     rate, local = 10 ** rng.uniform(1.5, 3.3), int(2 ** rng.integers(4, 9))

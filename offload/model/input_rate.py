@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from offload.errors import ConfigError
 from offload.model.blocks import STORE_SHARE, block_rows, most_block_bytes
@@ -84,12 +84,18 @@ class InputRate:
     def samples_per_s(self, shape: Shape, workers: ArrayLike, local_batch_size: ArrayLike = 1) -> Any:
         """The input ceiling of ``shape`` with ``workers`` workers spread evenly over its GPU nodes, over broadcast
         arrays (a float for scalars). Blocks hold whole local batches, if possible."""
-        return plain(np.min(self._limits(shape, workers, local_batch_size), axis=0))
+        return plain(self.ceiling(shape, workers, local_batch_size)[0])
 
     def bottleneck(self, shape: Shape, workers: ArrayLike, local_batch_size: ArrayLike = 1) -> Any:
         """The limit that binds: "cpu", "network", "ingest", "storage" or "hub"; the first of them if several are equal."""
-        names = np.array(BOTTLENECKS)[np.argmin(self._limits(shape, workers, local_batch_size), axis=0)]
-        return plain(np.asarray(names))
+        return plain(np.array(BOTTLENECKS)[self.ceiling(shape, workers, local_batch_size)[1]])
+
+    def ceiling(
+        self, shape: Shape, workers: ArrayLike, local_batch_size: ArrayLike
+    ) -> tuple[Floats, NDArray[np.int64]]:
+        """The input ceiling, and the place of the limit that binds in ``BOTTLENECKS``; both are arrays."""
+        limits = self._limits(shape, workers, local_batch_size)
+        return np.asarray(np.min(limits, axis=0)), np.asarray(np.argmin(limits, axis=0))
 
     def _limits(self, shape: Shape, workers: ArrayLike, local_batch_size: ArrayLike = 1) -> Floats:
         k = np.asarray(workers, dtype=float)

@@ -239,13 +239,12 @@ class _Column:
         size = (len(workers), len(cpu_nodes))
         # The batch is not chosen yet; it hardly changes how many samples a block holds.
         local = np.minimum(np.ceil(workload.batch_range[0] / workers), workload.max_local_batch_size)
-        at = (shape, workers[:, None], local[:, None])
-        names = np.broadcast_to(np.asarray(workload.input.bottleneck(*at)), size)
+        rate, binding = workload.input.ceiling(shape, workers[:, None], local[:, None])
         return _Column(
             kind=np.full(len(cpu_nodes), kind),
             cpu_nodes=cpu_nodes,
-            rate=np.broadcast_to(np.asarray(workload.input.samples_per_s(*at)), size),
-            bottleneck=np.select([names == name for name in BOTTLENECKS], range(1, len(BOTTLENECK_NAMES))),
+            rate=np.broadcast_to(rate, size),
+            bottleneck=np.broadcast_to(binding + 1, size),  # 0 is the GPU
         )
 
     @staticmethod
