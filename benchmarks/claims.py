@@ -86,7 +86,9 @@ def _hosts(workload: str, measure: str, shown: str, over: str | None = None) -> 
 
 def _regret(policy: str, measure: str, shown: str) -> Figure:
     """How much more than the optimum a policy's choices cost in the simulation."""
-    return Figure(file="simulation.json", at=("regret", "with the hub's limit", "summary", policy, measure), shown=shown)
+    return Figure(
+        file="simulation.json", at=("regret", "with the hub's limit", "summary", policy, measure), shown=shown
+    )
 
 
 def _adaptation(case: str, other: str, ours: str, measure: str, shown: str, model: str = "cnn") -> Figure:

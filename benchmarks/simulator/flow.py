@@ -52,8 +52,8 @@ def flow(
     """
     hosts = np.asarray(fleet.hosts, dtype=float)
     far_nodes = np.asarray(fleet.helpers if helpers is None else helpers, dtype=float)
-    free = max(fleet.host.vcpus - fleet.host.gpus * job.host_cpus, 0.0)
-    near = hosts * (free if host_cores is None else min(host_cores, free)) * job.speed(fleet.host)
+    free = fleet.near_cores(job)
+    near = (free if host_cores is None else np.minimum(hosts * host_cores, free)) * job.speed(fleet.host)
     one_end = job.travel_s_per_byte * job.wire_bytes / 2
     far, link = np.zeros(()), np.full((), np.inf)
     if fleet.helper is not None:
@@ -85,7 +85,7 @@ def block_rows(job: Job, fleet: Fleet, local_batch: Floats | float) -> tuple[Flo
     Tasks are sized for all cores alike, in whole local batches if possible, and then cut to what a node's store has room for.
     One of several feeds has its share of the cores.
     """
-    near = max(fleet.host.vcpus - fleet.host.gpus * job.host_cpus, 0.0)
+    near = fleet.near_cores(job) / np.maximum(fleet.hosts, 1)
     stores, cores = fleet.hosts * store_bytes(fleet.host), fleet.cores(job)
     room_near = room_far = most_block_bytes(store_bytes(fleet.host), near)
     if fleet.helper is not None:

@@ -85,23 +85,31 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """Nodes: GPU nodes, all of whose GPUs train, and CPU nodes of at most one type. Counts are arrays that broadcast."""
+    """GPU nodes, and CPU nodes of at most one type. Counts are arrays that broadcast.
+
+    ``training``: GPUs that train, evenly spread; None: all.
+    """
 
     host: NodeType
     hosts: Ints
     helper: NodeType | None = None
     helpers: Ints = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    training: int | None = None
 
     @property
     def workers(self) -> Ints:
-        """GPUs."""
-        return self.hosts * self.host.gpus
+        """GPUs that train."""
+        all_of_them = self.hosts * self.host.gpus
+        return all_of_them if self.training is None else np.minimum(all_of_them, self.training)
+
+    def near_cores(self, job: Job) -> Floats:
+        """Cores of the GPU nodes that workers leave to preprocessing."""
+        return np.asarray(np.maximum(self.hosts * self.host.vcpus - self.workers * job.host_cpus, 0.0), dtype=float)
 
     def cores(self, job: Job) -> Floats:
         """Cores that preprocess."""
-        free = max(self.host.vcpus - self.host.gpus * job.host_cpus, 0.0)
         far = 0.0 if self.helper is None else float(self.helper.vcpus)
-        return np.asarray(self.hosts * free + self.helpers * far, dtype=float)
+        return np.asarray(self.near_cores(job) + self.helpers * far, dtype=float)
 
     def usd_per_hour(self, spot: str = "none") -> Floats:
         """The price of all nodes. ``spot``: the nodes that are spot capacity: none, cpu or all."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks.simulator.flow import flow
-from benchmarks.simulator.job import Fleet, Floats
+from benchmarks.simulator.job import Fleet, Floats, Ints
 from benchmarks.simulator.probing import probe
 from benchmarks.simulator.steady import Steady, steady
 from benchmarks.simulator.workloads import Question
@@ -30,7 +30,7 @@ BATCHES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Nodes, the global batch, and the cores of each GPU node that preprocess (None: all that are free)."""
+    """Nodes, the global batch, the cores of each GPU node that preprocess (None: all that are free), and the training GPUs (None: all)."""
 
     host: NodeType
     hosts: int
@@ -38,12 +38,17 @@ class Choice:
     helpers: int
     batch: int
     host_cores: float | None = None
+    training: int | None = None
 
     @property
     def fleet(self) -> Fleet:
         """The nodes."""
+        return self.with_helpers(np.array(max(self.helpers, 0)))
+
+    def with_helpers(self, helpers: Ints) -> Fleet:
+        """The same GPU nodes with so many CPU nodes."""
         return Fleet(
-            host=self.host, hosts=np.array(self.hosts), helper=self.helper, helpers=np.array(max(self.helpers, 0))
+            host=self.host, hosts=np.array(self.hosts), helper=self.helper, helpers=helpers, training=self.training
         )
 
     @property
@@ -262,6 +267,7 @@ def offload_plan(view: View) -> Choice:
         helper=helper,
         helpers=0 if helper is None else best.shape[helper.name],
         batch=best.batch_size,
+        training=best.workers,
     )
 
 
@@ -274,17 +280,17 @@ def offload_run(view: View) -> Choice:
     if question.objective == "time" or choice.helper is None:
         return choice
     job, helper = question.job, choice.helper
-    free = max(choice.host.vcpus - choice.host.gpus * job.host_cpus, 0.0)
-    near, per_node, most = round(choice.hosts * free), helper.vcpus, question.most_helpers(helper)
+    per_node, most = helper.vcpus, question.most_helpers(helper)
     counts = np.arange(most + 1)
-    fleet = Fleet(host=choice.host, hosts=np.array(choice.hosts), helper=helper, helpers=counts)
+    fleet = choice.with_helpers(counts)
+    near = round(float(fleet.near_cores(job)))
     truth = steady(job, fleet, choice.batch, spot=question.spot)
     price = CorePrice(
         core=float(np.diff(fleet.usd_per_hour(question.spot))[0]) / per_node,
         rest=float(fleet.usd_per_hour(question.spot)[0]),
         free=near,
     )
-    micro = choice.batch / question.gpus
+    micro = choice.batch / float(fleet.workers)
     unlimited = replace(job, hub=None, link_share=1e9)
     made = np.broadcast_to(flow(unlimited, fleet, local_batch=micro).made, counts.shape)
     learned, nodes = CoresLearned(), choice.helpers
