@@ -13,6 +13,7 @@ Nothing depends on the machine but the seconds that the command takes. :mod:`ben
 """
 
 import json
+import re
 import shlex
 import sys
 import time
@@ -106,7 +107,7 @@ def main(
     def write() -> None:
         document["cpu_s"] = round(spent_s + time.process_time() - began, 1)
         if output is not None:
-            output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+            output.write_text(_text(document), encoding="utf-8")
 
     document |= {part: before[part] for part in PARTS if part in before}
     for part in parts or PARTS:
@@ -126,6 +127,25 @@ def main(
         write()
     if as_json:
         click.echo(json.dumps(document))
+
+
+def _text(document: dict[str, Any]) -> str:
+    """The document as JSON, with a line for each row of a table."""
+    rows: list[str] = []
+
+    def placed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {
+                key: [placed_row(row) for row in each] if key == "rows" else placed(each) for key, each in value.items()
+            }
+        return value
+
+    def placed_row(row: Any) -> str:
+        rows.append(json.dumps(row))
+        return f"row {len(rows) - 1}"
+
+    text = json.dumps(placed(document), indent=1)
+    return re.sub(r'"row (\d+)"', lambda found: rows[int(found[1])], text) + "\n"
 
 
 def _validated(console: Console) -> dict[str, Any]:

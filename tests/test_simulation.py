@@ -120,6 +120,14 @@ def test_more_cores_are_never_slower(seed: int) -> None:
         assert (np.diff(goodput) >= -1e-3 * goodput[1:]).all()
 
 
+def test_gpus_that_do_not_train_leave_their_cores_to_preprocessing() -> None:
+    job = job_of(core_seconds=0.1, travel_s_per_byte=0.0)
+    half = replace(fleet_of(4, 0), training=2)
+    assert float(half.near_cores(job)) == 4 * 4 - 2
+    assert float(steady(job, half, 128).samples_per_s) == pytest.approx(14 / 0.1, rel=1e-6)
+    assert float(steady(job, fleet_of(4, 0), 128).samples_per_s) == pytest.approx(12 / 0.1, rel=1e-6)
+
+
 def test_several_feeds_end_later() -> None:
     job = job_of(0.001, 150_000.0, hub=HubCost())
     ends = [hub.ends_at(replace(job, feeds=feeds), HOST, HELPER, 8) for feeds in (1, 2, 4)]
@@ -200,6 +208,9 @@ def test_the_command_writes_what_it_prints(tmp_path: Path) -> None:
     printed = json.loads(ran.stdout)
     assert printed == json.loads(file.read_text())
     assert printed["hub"]["rows"]
+    file.write_text(json.dumps({**printed, "hub": {"rows": ["kept"]}}))
+    again = CliRunner().invoke(simulation.main, ["--part", "hub", "--json", "--resume", "-o", str(file)])
+    assert json.loads(again.stdout)["hub"] == json.loads(file.read_text())["hub"] == {"rows": ["kept"]}
     shown = CliRunner().invoke(simulation.main, ["--part", "hub"])
     assert "jpeg" in shown.stdout
     drawn = CliRunner().invoke(plot_simulation.main, [str(file), "-o", str(tmp_path / "plot.png")])
