@@ -18,7 +18,7 @@ Rows:
   weights     two equal runs with weights 2 and 1: the samples/s of both
 
 "ideal" is what the best division of the cluster would take, without starts, restarts and measurements. Rows that the output has
-are not measured again; a row takes two to four minutes.
+are not measured again; a row takes three to eight minutes.
 """
 
 import contextlib
@@ -64,10 +64,10 @@ STEPS_S = 10.0  # without a step: a run is about to change
 SETTLED_S = 40.0  # that the rate of runs with weights is measured, once neither changes
 
 INPUT = Settings(
-    name="input-bound", samples=4000, batch_size=20, core_s=0.25, alpha_s=0.02, beta_s=0.004, workers=(1, 6)
+    name="input-bound", samples=8000, batch_size=20, core_s=0.25, alpha_s=0.02, beta_s=0.004, workers=(1, 6)
 )
 DEVICE = Settings(
-    name="device-bound", samples=11_400, batch_size=60, core_s=0.015, alpha_s=0.02, beta_s=0.05, workers=(3, 6)
+    name="device-bound", samples=22_800, batch_size=60, core_s=0.015, alpha_s=0.02, beta_s=0.05, workers=(3, 6)
 )
 BOTH = (INPUT, DEVICE)
 LONG = 100_000  # samples: more than a run comes to

@@ -29,7 +29,7 @@ import statistics
 import sys
 import time
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,7 @@ PUBLISHED = {
     "2.0": 5289.0,
 }  # the checkout's results-jobload, means of 8 workloads
 NODES, GPUS, CORES_PER_GPU = 16, 4, 3
+WORKLOADS = 8
 OVERLAP = 8.0
 # How much faster a GPU trains with enough cores than with 3, all data in memory: AlexNet, ShuffleNet, ResNet-18, MobileNet, ResNet-50.
 # Source: msr-fiddle/synergy, simulator/jobs/model.py at 1b013c2, `use_real_scores` (Mohan et al., "Looking Beyond GPUs for DNN
@@ -142,10 +143,17 @@ class Results:
         output: the file; None: rows are printed only.
         command: what makes the rows, without a machine's own paths.
         more: what else the result says.
+        summary: what the result says of all rows so far.
     """
 
-    def __init__(self, output: Path | None, command: Sequence[str], more: dict[str, Any]) -> None:
-        self._output, self._command, self._more = output, command, more
+    def __init__(
+        self,
+        output: Path | None,
+        command: Sequence[str],
+        more: dict[str, Any],
+        summary: Callable[[Sequence[dict[str, Any]]], dict[str, Any]] = lambda rows: {},
+    ) -> None:
+        self._output, self._command, self._more, self._summary = output, command, more, summary
         before = output is not None and output.exists()
         self.rows: list[dict[str, Any]] = json.loads(output.read_text("utf-8"))["rows"] if output and before else []
 
@@ -163,6 +171,7 @@ class Results:
                 "machine": machine(),
                 "versions": {**versions(), "numpy": np.__version__, "scipy": scipy.__version__},
                 **self._more,
+                **self._summary(self.rows),
                 "rows": self.rows,
             }
             self._output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -469,6 +478,15 @@ def run(simulator: Any, workload: Path, policy: str, *, input_bound: bool, first
     }
 
 
+def means(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The joint policy's mean completion times without input, for each load of which all workloads are there."""
+    times: dict[str, list[float]] = {load: [] for load in PUBLISHED}
+    for row in rows:
+        if row["policy"] == "joint" and not row["input_bound"] and row["first_jobs"] is None:
+            times[row["load"]].append(row["average_completion_s"])
+    return {"means_s": {load: round(statistics.fmean(of), 1) for load, of in times.items() if len(of) == WORKLOADS}}
+
+
 @click.command()
 @click.option(
     "--pollux",
@@ -477,7 +495,9 @@ def run(simulator: Any, workload: Path, policy: str, *, input_bound: bool, first
     help="A checkout of petuum/adaptdl.",
 )
 @click.option("--load", "loads", multiple=True, type=click.Choice(list(PUBLISHED)), default=("1.0",), show_default=True)
-@click.option("--workload", "numbers", multiple=True, type=click.IntRange(1, 8), default=tuple(range(1, 9)))
+@click.option(
+    "--workload", "numbers", multiple=True, type=click.IntRange(1, WORKLOADS), default=tuple(range(1, WORKLOADS + 1))
+)
 @click.option("--policy", "policies", multiple=True, type=click.Choice(POLICIES), default=("joint",), show_default=True)
 @click.option("--input-bound", is_flag=True, help="Half of the jobs need more cores than 3 for each GPU.")
 @click.option("--first", type=click.IntRange(min=2), help="Only the first jobs of a workload, for a quick look.")
@@ -496,7 +516,7 @@ def main(
     """Share a simulated cluster among the jobs of published workloads, and average their completion times."""
     simulator = simulator_of(pollux)
     command = ["python", "benchmarks/cluster_sharing.py", "--pollux", "CHECKOUT", "..."]
-    results = Results(output, command, {"published_means_s": PUBLISHED})
+    results = Results(output, command, {"published_means_s": PUBLISHED}, means)
     for load in loads:
         folder = pollux / "simulator" / ("workloads" if load == "1.0" else f"workloads-{load}")
         for number in numbers:

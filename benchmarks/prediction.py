@@ -102,6 +102,9 @@ def cases(names: Sequence[str]) -> list[Case]:
 )
 @click.option("--seconds", default=RUN_S, show_default=True, type=click.FloatRange(min=10), help="Of a case, about.")
 @click.option(
+    "--loop-seconds", default=SPEED_S, show_default=True, type=click.FloatRange(min=1), help="Of each plain loop."
+)
+@click.option(
     "--tries",
     default=TRIES,
     show_default=True,
@@ -109,7 +112,14 @@ def cases(names: Sequence[str]) -> list[Case]:
     help="Of a case or probe while speeds drift.",
 )
 def main(
-    names: tuple[str, ...], data: Path, output: Path | None, resume: bool, count: int | None, seconds: float, tries: int
+    names: tuple[str, ...],
+    data: Path,
+    output: Path | None,
+    resume: bool,
+    count: int | None,
+    seconds: float,
+    loop_seconds: float,
+    tries: int,
 ) -> None:
     names = names or workloads.NAMES
     chosen = [case for name in names for case in cases([name])[:count]]
@@ -126,11 +136,11 @@ def main(
         if case.workload not in profiles:
             found: list[dict[str, Any]] = []
             while len(found) < tries and not (found and found[-1]["unsure"] <= STEADY):
-                found.append(_probe(case.workload, folder))
+                found.append(_probe(case.workload, folder, loop_seconds))
             profiles[case.workload] = min(found, key=lambda each: each["unsure"])
         attempts: list[dict[str, Any]] = []
         while len(attempts) < tries and not (attempts and attempts[-1]["drift"] <= STEADY):
-            attempts.append(_predict_and_run(case, profiles[case.workload], folder, seconds))
+            attempts.append(_predict_and_run(case, profiles[case.workload], folder, seconds, loop_seconds))
         row = min(attempts, key=lambda each: each["drift"])
         row["set_aside"] = [each for each in attempts if each is not row]
         rows.append(row)
@@ -189,18 +199,18 @@ def _show(rows: list[dict[str, Any]]) -> None:
     print(f"error: median {statistics.median(errors):.1%}, worst {max(errors):.1%} over {len(errors)} cases")
 
 
-def _probe(workload: str, data: Path | None) -> dict[str, Any]:
+def _probe(workload: str, data: Path | None, loop_s: float) -> dict[str, Any]:
     """Probe a workload on one host. Returns its profile, the speed of the core at the time, and the accelerator of the probe."""
     with Hosts({"gpu-1": HostSpec(core=0, shm_bytes=SHM_BYTES)}) as hosts:
         host = hosts["gpu-1"]
-        before = _speeds(hosts, workload, data)["gpu-1"]
+        before = _speeds(hosts, workload, data, loop_s)["gpu-1"]
         beta = 0.25 / before
         argv = [*_arguments(workload, data, 1_000_000, 64), f"--alpha={ALPHA_S}", f"--beta={beta}"]
         done = host.run(
             [sys.executable, "-m", "offload", "probe", SCRIPT, "--json", "--quiet", "--", *argv],
             env={**ENVIRONMENT, "RAY_AUTH_MODE": "disabled"}, cwd=ROOT, timeout=TIMEOUT_S, check=True,
         )  # fmt: skip
-        after = _speeds(hosts, workload, data)["gpu-1"]
+        after = _speeds(hosts, workload, data, loop_s)["gpu-1"]
     document = json.loads(done.stdout)
     return {
         "document": document,
@@ -211,7 +221,9 @@ def _probe(workload: str, data: Path | None) -> dict[str, Any]:
     }
 
 
-def _predict_and_run(case: Case, probed: dict[str, Any], data: Path | None, seconds: float) -> dict[str, Any]:
+def _predict_and_run(
+    case: Case, probed: dict[str, Any], data: Path | None, seconds: float, loop_s: float
+) -> dict[str, Any]:
     profile = Profile.from_document(probed["document"])
     specs = {name: HostSpec(cpus=quota, shm_bytes=SHM_BYTES) for name, quota in case.quotas.items()}
     if len(specs) <= 2 and max(case.quotas.values()) >= 0.9:
@@ -221,12 +233,12 @@ def _predict_and_run(case: Case, probed: dict[str, Any], data: Path | None, seco
         }
     with Hosts(specs) as hosts:
         # A host's speed: the samples/s of a plain loop under its quota, divided by those of the probed core.
-        speeds = {name: rate / probed["plain"] for name, rate in _speeds(hosts, case.workload, data).items()}
+        speeds = {name: rate / probed["plain"] for name, rate in _speeds(hosts, case.workload, data, loop_s).items()}
         predicted, alone, pace = _predict(case, profile, probed, speeds)
         samples = int(max(LEAST_BATCHES * case.batch_size, seconds * predicted))
         samples -= samples % case.batch_size
         measured = _run(hosts, case, data, samples, pace)
-        after = {name: rate / probed["plain"] for name, rate in _speeds(hosts, case.workload, data).items()}
+        after = {name: rate / probed["plain"] for name, rate in _speeds(hosts, case.workload, data, loop_s).items()}
     return {
         **asdict(case),
         "hosts": ", ".join(f"{name} {quota:g}" for name, quota in case.quotas.items()),
@@ -304,12 +316,12 @@ def _run(hosts: Hosts, case: Case, data: Path | None, samples: int, pace: tuple[
     return sum(rank.samples_per_s() for rank in ranks)
 
 
-def _speeds(hosts: Hosts, workload: str, data: Path | None) -> dict[str, float]:
+def _speeds(hosts: Hosts, workload: str, data: Path | None, loop_s: float) -> dict[str, float]:
     """Return the samples/s of plain loops that run on all hosts at the same time, by host."""
 
     def start(host: Host) -> Any:
         return host.popen(
-            [sys.executable, "-m", "benchmarks.rows.speed", f"--workload={workload}", f"--seconds={SPEED_S}"]
+            [sys.executable, "-m", "benchmarks.rows.speed", f"--workload={workload}", f"--seconds={loop_s}"]
             + ([f"--data={data}"] if data is not None else []),
             env=ENVIRONMENT, cwd=ROOT, stdin=-1, stdout=-1,
         )  # fmt: skip

@@ -40,9 +40,13 @@ class StepTimeFit:
     ``residual`` is the root mean square of the measurements' relative errors. Each row of ``directions`` is a change of the
     parameters, in the order of ``PARAMETERS``, that reaches the edge of what the measurements allow (95 %). The rows are
     independent of each other.
+
+    ``best_case`` is the step time for somebody who may try more workers: where a single batch size was measured, all of its time depends
+    on the size, so that smaller shares of a batch take as little time as they possibly can.
     """
 
     step_time: StepTime
+    best_case: StepTime
     residual: float
     directions: Floats
 
@@ -118,8 +122,12 @@ def fit_step_time(
     if not data.seen(inter=True):
         for intra, inter in zip(*SYNC, strict=True):
             scaled[inter] = INTER_OVER_INTRA * scaled[intra]
+    best_case = scaled.copy()
+    if not free[ALPHA_C]:
+        best_case[ALPHA_C], best_case[BETA_C] = 0.0, scaled[BETA_C] + scaled[ALPHA_C] / data.sizes[0]
     return StepTimeFit(
         step_time=_step_time(scaled * data.unit()),
+        best_case=_step_time(best_case * data.unit()),
         residual=float(np.sqrt(np.mean(errors**2))),
         directions=np.array(directions).reshape(-1, 7) * data.unit(),
     )

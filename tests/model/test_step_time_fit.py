@@ -103,6 +103,9 @@ def test_an_outlier_is_damped() -> None:
 def test_a_single_measurement_is_enough_to_begin() -> None:
     fit = fit_step_time(1, 1, 64, 0.2, 0.2)
     assert fit.step_time.predict(1, 1, 64, 3) == pytest.approx(0.8, rel=0.01)
+    assert fit.best_case.predict(1, 1, [32, 64]) == pytest.approx([0.1, 0.2], rel=0.01)
+    known = fit_step_time([1, 1], [1, 1], [32, 64], [0.15, 0.2], [0.15, 0.2])
+    assert known.best_case == known.step_time
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +21,7 @@ import offload
 from offload.serving.batches import ServedModel
 from offload.serving.preprocessing import RequestPreprocessing
 from offload.serving.requests import MOST_BYTES, Refusal, Sample, sample_of
+from tests.programs import predicted
 
 
 def scaled(batch: dict[str, Any]) -> dict[str, Any]:
@@ -77,3 +81,30 @@ def test_what_cannot_be_served_is_refused(jpeg_folder: Path) -> None:
     folder = offload.image_folder(jpeg_folder)
     with pytest.raises(offload.ConfigError, match="joins several data sets"):
         RequestPreprocessing(offload.mix({"a": folder, "b": folder}))
+
+
+def test_serve_writes_a_config_with_the_parts_apart(
+    tmp_path: Path, jpeg_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.serve import scripts
+
+    torch.save(predicted.build_model().state_dict(), tmp_path / "weights.pt")
+    (tmp_path / "served_app.py").write_text(
+        f"""
+import offload, offload.serving
+from tests.programs import predicted
+
+predictor = offload.Predictor(predicted.build_model, predicted.data({str(jpeg_folder)!r}))
+app = offload.serving.app(predictor, {str(tmp_path / "weights.pt")!r}, preprocessing_replicas=(2, 16), model_replicas=3)
+"""
+    )
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    config = tmp_path / "serve.yaml"
+    build = CliRunner().invoke(scripts.build, ["served_app:app", "-d", str(tmp_path), "-o", str(config)])
+    assert build.exit_code == 0, build.output
+    (application,) = yaml.safe_load(config.read_text())["applications"]
+    deployments = {deployment["name"]: deployment for deployment in application["deployments"]}
+    assert deployments["model"]["num_replicas"] == 3
+    scale = deployments["preprocessing"]["autoscaling_config"]
+    assert (scale["min_replicas"], scale["max_replicas"]) == (2, 16)
+    assert deployments["ingress"]["ray_actor_options"]["num_cpus"] == 0

@@ -25,6 +25,7 @@ from offload.train.driver.fleet.messages import Event, LeaseSeen
 from offload.train.driver.fleet.room import Terms
 from offload.train.driver.fleet.state import Committing, Fleet, MakingRoom, Paused, Stranded
 from offload.train.driver.platform.platform import Tenancy
+from offload.train.group.group import Plan
 from offload.train.messages import TRAIN, News
 from offload.train.worker.data.slice_fetcher import PREFETCH_BLOCKS
 
@@ -86,8 +87,8 @@ class Leasing:
 
     # -- under way -------------------------------------------------------------------------------------------------
 
-    def look(self, fleet: Fleet, news: News, seen: Seen) -> list[Event]:
-        """Report the run, and return the events that follow from its newest lease."""
+    def look(self, fleet: Fleet, news: News, seen: Seen, newest: Plan | None) -> list[Event]:
+        """Report the run, and return the events that follow from its newest lease. ``newest``: the plan of its newest group."""
         if isinstance(fleet.phase, Paused) and not fleet.phase.for_others:
             if fleet.phase.released:
                 self.depart()
@@ -97,7 +98,7 @@ class Leasing:
             self._attempt = news.attempts
         if news.cores == (fleet.cores, 0):
             self._leaving.clear()
-        present = holding_of(fleet, self._leaving)
+        present = holding_of(fleet, self._leaving, newest)
         self._kind = present.kind or self._kind
         job = job_of(self._wishes, present, seen, news, fleet=fleet, kind=self._kind, restarts=self._restarts)
         self._report(job)
@@ -126,16 +127,22 @@ def _news_of(report: Report) -> tuple[object, ...]:
     return job.present, job.measured, job.measured_workers, -1 if report.lease is None else report.lease.number
 
 
-def holding_of(fleet: Fleet, leaving: Mapping[str, int]) -> Holding:
-    """Everything that a run may hold now: during a change its present workers and the next ones, and cores that it is giving up."""
+def holding_of(fleet: Fleet, leaving: Mapping[str, int], newest: Plan | None) -> Holding:
+    """Everything that a run may hold now: during a change its present workers and the next ones, and cores that it is giving up. Its
+    present workers hold nothing any more as soon as the next ones start, since they have ended then."""
     cores = dict(fleet.used | Counter(leaving))
     phase = fleet.phase
     if isinstance(phase, Stranded):
         return Holding(cores=cores)  # its workers are lost, and preprocessing goes on elsewhere
     held = [fleet.placement.held]
     if isinstance(phase, MakingRoom | Committing):
-        begun = isinstance(phase, Committing) and fleet.group.attempt > fleet.ends_group
-        held = [phase.next.held] if begun else [*held, phase.next.held]
+        next_start = (
+            isinstance(phase, Committing)
+            and newest is not None
+            and newest.attempt > fleet.ends_group
+            and (newest.workers, newest.homes) == (fleet.workers, fleet.homes)
+        )
+        held = [phase.next.held] if next_start else [*held, phase.next.held]
     nodes = fleet.nodes.usable
     # A node that has just left holds nothing; the state machine places the workers anew in the same turn.
     held = [of_nodes for of_nodes in held if len(of_nodes) == len(nodes)]
@@ -174,7 +181,8 @@ def job_of(
         least = most = terms.least_allowed or least
     return Job(
         name=wishes.name,
-        step_times={kind: seen.fit.step_time} if measured and seen.fit is not None and kind is not None else {},
+        # Only a run that gets more workers can measure them: a pessimist would keep its first few for ever.
+        step_times={kind: seen.fit.best_case} if measured and seen.fit is not None and kind is not None else {},
         noise=None if noise is None else GradientNoise(noise[0], noise[1], sizes.initial, sqr_error=noise[2]),
         batch_size=sizes.initial,
         max_batch_size=sizes.max,

@@ -519,7 +519,7 @@ class Run:
                 if isinstance(self._sharing, Others):
                     self._follow_others(self._sharing, conductor.fleet, supervisor)
                 elif tuner is not None:
-                    self._follow_lease(self._sharing, conductor, tuner)
+                    self._follow_lease(self._sharing, conductor, tuner, supervisor)
                 # In this order: a drained node that ends in between would look like a new node.
                 draining, alive = set(self.platform.leaving()), self.cluster.left(self.platform.nodes())
                 silent = self._silent(alive)
@@ -587,10 +587,10 @@ class Run:
             self.cluster = dataclasses.replace(self.cluster, held=others.held)
             self.log.tell(OthersHold(held=self.cluster.held_of_all()))
 
-    def _follow_lease(self, leasing: Leasing, conductor: Conductor, tuner: Tuner) -> None:
+    def _follow_lease(self, leasing: Leasing, conductor: Conductor, tuner: Tuner, supervisor: Supervisor) -> None:
         """Report the run to the arbiter, and note what it may use now."""
         nodes = self.platform.nodes()
-        conductor.handle(*leasing.look(conductor.fleet, self.log.news, tuner.seen))
+        conductor.handle(*leasing.look(conductor.fleet, self.log.news, tuner.seen, supervisor.newest))
         fleet = conductor.fleet
         workers = {} if isinstance(fleet.phase, Stranded) else Counter(fleet.room.node_ids(fleet.placement.held))
         held = held_by_others(fleet.lease, nodes, fleet.terms.worker, workers)

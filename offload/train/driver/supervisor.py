@@ -80,6 +80,7 @@ class Supervisor:
     Attributes:
         training: how the training ended, ``"finished"`` or ``"stopped"``, or the error that ended it.
         rests: the serial of the orders by which no worker runs now, and none may start; None while some run.
+        newest: the plan of the newest group, which may still be starting; None before the first. All earlier groups have ended.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Supervisor:
     ) -> None:
         self.training: Future[str] = Future()
         self.rests: int | None = None
+        self.newest: Plan | None = None
         self._changed = changed
         self._groups, self._hub, self._max_failures = groups, hub, max_failures
         # The only way in: all other state belongs to the supervisor's thread, and needs no lock.
@@ -160,6 +162,8 @@ class Supervisor:
         with self._starting:
             if self._closed:
                 return "stopped"
+            self.newest = plan
+            self._changed()
             attempt = _Attempt(plan, self._groups.start(main, plan, self._inbox.put), {})
         try:
             verdict = self._follow(attempt)

@@ -31,6 +31,7 @@ from offload.train.driver.fleet.state_machine import step as step_of_run
 from offload.train.driver.leasing import Leasing, Wishes, check_sharing, held_by_others, holding_of, job_of
 from offload.train.driver.steering import obey, state_of
 from offload.train.driver.tuner import Tuner
+from offload.train.group.group import Plan
 from offload.train.messages import News
 from offload.train.steering.messages import Command
 from tests.train.driver.fleet.made_up import NOTHING, Autoscaler, Hub, group, split_of
@@ -81,7 +82,7 @@ class Shared:
 
 
 class Tenant:
-    """A run on the shared cluster. Its workers end ``slow`` turns after they were told to."""
+    """A run on the shared cluster. Its workers end ``slow`` turns later than they are told to, and train as much later than they start."""
 
     def __init__(self, shared: Shared, name: str, bounds: tuple[int, int], cluster: Cluster) -> None:
         self.shared, self.name, self.slow = shared, name, 0
@@ -91,7 +92,9 @@ class Tenant:
         self.leasing = Leasing(self, wishes, now=lambda: shared.now)
         self.state: Starting = Starting(terms=terms)
         self.conductor: Conductor | None = None
-        self.hub, self.attempt, self.running, self.ending = Hub(), 0, False, 0
+        self.hub, self.attempt, self.running, self.turns = Hub(), 0, False, 0
+        self.newest: Plan | None = None
+        self.seen = Seen()
         self.homes: Counter[str] = Counter()
 
     # -- its side of the arbiter, in this process
@@ -134,7 +137,7 @@ class Tenant:
             self._try_to_start()
             return
         news = self.news()
-        self.conductor.handle(*self.leasing.look(self.fleet, news, Seen()))
+        self.conductor.handle(*self.leasing.look(self.fleet, news, self.seen, self.newest))
         fleet = self.fleet
         held = fleet.room.node_ids(fleet.placement.held) if not isinstance(fleet.phase, Stranded) else ()
         self._look(news, Counter(held))
@@ -162,18 +165,27 @@ class Tenant:
         assert self.conductor is not None
         self.hub.room.made = True
         self.conductor.look(news, self._leased(self.fleet.lease, workers))
-        if isinstance(self.fleet.phase, Paused) and not self.running:
+        if isinstance(self.fleet.phase, Paused) and not self.homes:
             self.conductor.handle(WorkersEnded(serial=self.hub.orders.serial))
 
     def _obey(self) -> None:
         orders = self.hub.orders
-        if self.running and orders.ends_group >= self.attempt:
-            self.ending += 1
-            if self.ending > self.slow:
-                self.running, self.ending, self.homes = False, 0, Counter()
-        elif not self.running and orders.workers:
-            assert len(orders.homes) == orders.workers, "the arbiter has chosen the nodes"
-            self.attempt, self.running, self.homes = self.attempt + 1, True, Counter(orders.homes)
+        if self.running:
+            if orders.ends_group >= self.attempt and self._waited():
+                self.running, self.homes = False, Counter()
+        elif not self.homes:
+            if orders.workers:
+                assert len(orders.homes) == orders.workers, "the arbiter has chosen the nodes"
+                self.newest = Plan(attempt=self.attempt + 1, workers=orders.workers, homes=orders.homes)
+                self.homes = Counter(orders.homes)
+        elif self.homes != Counter(orders.homes):
+            self.homes, self.turns = Counter(), 0  # overtaken by newer orders
+        elif self._waited():
+            self.attempt, self.running = self.attempt + 1, True
+
+    def _waited(self) -> bool:
+        self.turns = (self.turns + 1) % (self.slow + 1)
+        return not self.turns
 
     def end(self) -> None:
         self.shared.runs.remove(self)
@@ -228,6 +240,22 @@ def test_a_run_of_higher_priority_gets_its_least_and_the_other_waits_then_goes_o
     assert first.shown == ("training", "")
 
 
+def test_others_get_the_room_of_workers_that_have_ended_before_the_next_ones_train() -> None:
+    shared = Shared()
+    first = shared.begin("first", (1, 4))
+    shared.settle()
+    steps = {(1, n, 16 // n): StepSeen(compute_s=0.4 / n, last_s=0.4 / n, weight=10.0) for n in (1, 2)}
+    first.seen = Seen(steps=steps, ceiling_samples_per_s=4000.0, cores=2)
+    shared.settle()
+    assert first.homes.total() == 4
+    first.slow = 30
+    urgent = shared.begin("urgent", (3, 3), priority=1)
+    while not urgent.running:
+        shared.turn()
+    assert first.homes
+    assert not first.running
+
+
 def test_a_run_that_loses_its_workers_gives_its_cores_back_once_the_arbiter_asks() -> None:
     shared = Shared()
     run = shared.begin("run", (2, 2))
@@ -238,11 +266,11 @@ def test_a_run_that_loses_its_workers_gives_its_cores_back_once_the_arbiter_asks
     run.conductor.look(replace(NOTHING, attempts=1), left)
     assert isinstance(run.fleet.phase, Stranded)
     assert run.fleet.used
-    assert dict(holding_of(run.fleet, {}).cores) == dict(run.fleet.used)
+    assert dict(holding_of(run.fleet, {}, run.newest).cores) == dict(run.fleet.used)
     nothing = replace(run.lease, number=run.lease.number + 1, holding=Holding())
     run.conductor.handle(LeaseSeen(lease=nothing))
     run.conductor.look(replace(NOTHING, attempts=1), left)
-    assert holding_of(run.fleet, {}) == Holding()
+    assert holding_of(run.fleet, {}, run.newest) == Holding()
     assert run.hub.cores == ()
 
 
