@@ -39,5 +39,6 @@ def block_rows(
     room = np.asarray(block_bytes, dtype=float)
     rows = np.maximum(np.floor(np.minimum(seconds / core_seconds, room / max(sample_bytes, 1.0))), 1.0)
     local = np.maximum(np.asarray(local_batch_size, dtype=float), 1.0)
-    fits = (local * core_seconds <= np.maximum(LONGEST_TASK_S, seconds)) & (local * sample_bytes <= room)
+    with np.errstate(over="ignore"):  # samples beyond any memory fit nowhere
+        fits = (local * core_seconds <= np.maximum(LONGEST_TASK_S, seconds)) & (local * sample_bytes <= room)
     return np.asarray(np.where(rows >= local, rows - rows % local, np.where(fits, local, rows)))

@@ -24,7 +24,7 @@ from offload.model.planning.advice import (
 )
 from offload.model.planning.device_speeds import DeviceSpeeds
 from offload.model.planning.plans import MOST_NODES, Candidate, Objective, Plan, Spot, misses
-from offload.model.planning.search import BOTTLENECK_NAMES, Evaluated, Ints, Space, Workload, search
+from offload.model.planning.search import BOTTLENECK_NAMES, Evaluated, Ints, Space, Workload, first_local_batch, search
 from offload.model.profile import Profile
 from offload.model.step_ranges import StepRange
 
@@ -315,11 +315,6 @@ class _Table:
             ends.append(np.where(rate > 0, rate * np.exp(-sign * off), 0.0))
         return ends[0], ends[1]
 
-    def _first_local(self, workers: Ints) -> Floats:
-        """The local batches with which the search asked for the input's rate."""
-        least = np.ceil(self.workload.batch_range[0] / workers)
-        return np.asarray(np.minimum(least, self.workload.max_local_batch_size))
-
     def _input_rate(self, factor: float) -> Floats:
         """The input rate if a sample cost ``factor`` times as many core-seconds."""
         rows = self.rows
@@ -335,7 +330,9 @@ class _Table:
             counts: dict[NodeType, Any] = {host: rows.gpu_nodes[here]}
             if kind >= 0:
                 counts[helpers[kind]] = rows.cpu_nodes[here]
-            rates[here] = model.samples_per_s(Shape(counts), rows.workers[here], self._first_local(rows.workers[here]))
+            rates[here] = model.samples_per_s(
+                Shape(counts), rows.workers[here], first_local_batch(rows.workers[here], self.workload)
+            )
         return rates
 
 

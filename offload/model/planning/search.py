@@ -237,8 +237,7 @@ class _Column:
     @staticmethod
     def of(workload: Workload, shape: Shape, workers: Ints, kind: int, cpu_nodes: Ints) -> _Column:
         size = (len(workers), len(cpu_nodes))
-        # The batch is not chosen yet; it hardly changes how many samples a block holds.
-        local = np.minimum(np.ceil(workload.batch_range[0] / workers), workload.max_local_batch_size)
+        local = first_local_batch(workers, workload)
         rate, binding = workload.input.ceiling(shape, workers[:, None], local[:, None])
         return _Column(
             kind=np.full(len(cpu_nodes), kind),
@@ -252,6 +251,12 @@ class _Column:
         return _Column(
             **{f.name: np.concatenate([getattr(c, f.name) for c in columns], axis=-1) for f in fields(_Column)}
         )
+
+
+def first_local_batch(workers: Ints, workload: Workload) -> Floats:
+    """The local batch with which the hub's blocks are counted, before a batch is chosen: that of the least global batch."""
+    share = np.ceil(workload.batch_range[0] / workers)
+    return np.asarray(np.ceil(share / np.maximum(np.ceil(share / workload.max_local_batch_size), 1)))
 
 
 def _best(workload: Workload, nodes: int, workers: Ints, columns: _Column) -> Evaluated:
