@@ -51,7 +51,7 @@ def main(result: Path, output: Path) -> None:
         axes[0, column].set_title(job)
         axes[1, column].set_xlabel("GPUs")
     for axis, name in zip(axes[:, -1], ("with the hub's limit", "without it"), strict=True):
-        _regret(axis, document["regret"][name]["rows"])
+        _regret(axis, document["regret"].get(name, {"rows": []})["rows"])
         axis.set_title(f"regret, {name}", fontsize=9)
     axes[1, -1].set_xlabel("% above the best of all")
     handles, labels = axes[0, 0].get_legend_handles_labels()
@@ -78,7 +78,7 @@ def _regret(axis: Any, rows: list[dict[str, Any]]) -> None:
     for policy, colour in COLOURS.items():
         if policy == "optimum":
             continue
-        values = np.sort([100 * row["regret"][policy] for row in rows])
+        values = np.sort([100 * row["regret"][policy] for row in rows] or [np.nan])
         shares = np.arange(1, len(values) + 1) / len(values)
         axis.plot(
             np.maximum(values, 0.01), shares, color=colour, linewidth=2.2 if policy.startswith("offload") else 1.1
