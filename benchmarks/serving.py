@@ -3,8 +3,8 @@
     python benchmarks/serving.py -o benchmarks/results/serving.json
 
 One JPEG file after the other is decoded, cropped and given to a small model: first by plain torchvision and torch in this process, then
-by `offload.serving` on a Ray of this machine, with one preprocessing and one model replica. Latencies are medians of requests in turn. The
-rate is that of eight clients at once.
+by `offload.serving` on a Ray of this machine, with one preprocessing and one model replica. `serve_alone` is an application of the same
+parts that do nothing: what Serve takes. Latencies are medians of requests in turn. The rates are those of eight clients at once.
 """
 
 import json
@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this 
 import offload
 import offload.serving
 from benchmarks import side_by_side, workloads
+from benchmarks.jobs import echo_app
 from benchmarks.jobs.inference_row import TRANSFORM, build_model
 from offload.inference.weights import read_weights
 from offload.serving.batches import ServedModel
@@ -67,19 +68,13 @@ def main(requests: int, output: Path | None) -> None:
             port = free.getsockname()[1]
         ray.init(num_cpus=2, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
         serve.start(http_options={"port": port})
-        serve.run(offload.serving.app(predictor, weights, batch_size=CLIENTS), name="images")
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300) as client:
-
-            def served(content: bytes) -> Any:
-                answer = client.post("/predict", content=content, headers={"Content-Type": "image/jpeg"})
-                return answer.raise_for_status().json()
-
-            rows["served"] = _latencies(served, contents)
-            with ThreadPoolExecutor(CLIENTS) as clients:
-                began = time.perf_counter()
-                for _ in clients.map(served, contents):
-                    pass
-                rate = len(contents) / (time.perf_counter() - began)
+        rates = {}
+        for name_of_row, served_app in (
+            ("serve_alone", echo_app.app()),
+            ("served", offload.serving.app(predictor, weights, batch_size=CLIENTS)),
+        ):
+            serve.run(served_app, name="images")
+            rows[name_of_row], rates[name_of_row] = _over_http(f"http://127.0.0.1:{port}", contents)
         serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()
     document = {
@@ -92,12 +87,27 @@ def main(requests: int, output: Path | None) -> None:
         "rows": rows,
         "overhead_ms": round(rows["served"]["median_ms"] - rows["bare"]["median_ms"], 2),
         "clients": CLIENTS,
-        "served_per_s": round(rate, 1),
+        "requests_per_s": rates,
         "bare_per_s_of_one_core": round(1000 / rows["bare"]["median_ms"], 1),
     }
     if output is not None:
         output.write_text(json.dumps(document, indent=2) + "\n")
-    click.echo(json.dumps({name: document[name] for name in ("rows", "overhead_ms", "served_per_s")}, indent=2))
+    click.echo(json.dumps({name: document[name] for name in ("rows", "overhead_ms", "requests_per_s")}, indent=2))
+
+
+def _over_http(address: str, contents: list[bytes]) -> tuple[dict[str, float], float]:
+    """Latencies of requests in turn, and requests/s of several clients."""
+    with httpx.Client(base_url=address, timeout=300) as client, ThreadPoolExecutor(CLIENTS) as clients:
+
+        def ask(content: bytes) -> Any:
+            answer = client.post("/predict", content=content, headers={"Content-Type": "image/jpeg"})
+            return answer.raise_for_status().json()
+
+        latencies = _latencies(ask, contents)
+        began = time.perf_counter()
+        for _ in clients.map(ask, contents):
+            pass
+        return latencies, round(len(contents) / (time.perf_counter() - began), 1)
 
 
 def _decoded(content: bytes) -> Any:

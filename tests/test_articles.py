@@ -132,13 +132,15 @@ def test_rllib_sees_what_the_player_saw(folder: Path) -> None:
     assert row == rows.num_rows
 
 
-@pytest.mark.soak  # a minute of CPU time, most of it imports of RLlib
+@pytest.mark.soak  # minutes of CPU time: imports of RLlib, and training until it plays
 @pytest.mark.ray
 @pytest.mark.parametrize("article", ["rllib_offline"], indirect=True)
 def test_rllib_and_the_trainer_clone_the_same_module(article: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = ["--episodes", "30", "--iterations", "4", "--epochs", "60"]
+    few = ["--iterations", "200", "--epochs", "15"]
     monkeypatch.setattr(sys, "argv", ["rllib_offline.py", *few])
     shares = article.main()
     assert list(shares) == ["untrained", "cloned by RLlib", "cloned by offload.Trainer"]
-    assert all(0 <= share <= 1 for share in shares.values())
-    assert shares["cloned by offload.Trainer"] > shares["untrained"]
+    # A module that never moves catches a fifth of the balls.
+    assert shares["untrained"] < 0.4
+    assert shares["cloned by RLlib"] > 0.6
+    assert shares["cloned by offload.Trainer"] > 0.6

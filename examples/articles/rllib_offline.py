@@ -10,9 +10,9 @@ preprocessing twice:
 
 The game: a ball falls from the top of the picture, and a paddle at the bottom has to be below it at the end.
 
-Measured (``--iterations 40 --epochs 4``, two busy cores): both train the module to the end, too briefly to learn more than not to move
-(19 % of the balls). A plain loop of 300 steps over the same rows catches 72 %. The default lengths
-are not measured yet. A test shows that ``see`` returns what the player saw, bit for bit.
+Measured (``--iterations 200 --epochs 15``, two busy cores, one run): untrained, the module catches 14 % of the balls. Cloned by RLlib it
+catches 81 %, and cloned by ``offload.Trainer`` 82 %. With a learning rate of 0.002 it needs twice the steps. A test shows that ``see``
+returns what the player saw, bit for bit.
 """
 
 import argparse
@@ -184,7 +184,7 @@ def main() -> dict[str, float]:
     parser.add_argument("--iterations", type=int, default=300, help="of RLlib, a batch each")
     parser.add_argument("--epochs", type=int, default=20, help="of offload")
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--lr", type=float, default=5e-3)
     args = parser.parse_args()
     ray.init(ignore_reinit_error=True, include_dashboard=False)
     folder = record(args.data.resolve(), args.episodes)
@@ -194,12 +194,12 @@ def main() -> dict[str, float]:
         algo.train()
     shares["cloned by RLlib"] = caught(policy_of(algo))
     algo.stop()
+    print(f"untrained: catches {shares['untrained']:.0%}, cloned by RLlib: {shares['cloned by RLlib']:.0%}")
     result = trainer(folder, args.batch_size, args.lr, args.epochs).fit(run_dir="runs/rllib_offline", overwrite=True)
     policy = Policy()
     policy.load_state_dict(torch.load(f"{result.checkpoint}/model.pt", weights_only=True))
     shares["cloned by offload.Trainer"] = caught(policy)
-    for who, share in shares.items():
-        print(f"{who}: catches {share:.0%}")
+    print(f"cloned by offload.Trainer: {shares['cloned by offload.Trainer']:.0%}")
     return shares
 
 

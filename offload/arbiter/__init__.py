@@ -17,9 +17,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from offload.arbiter.status import Status
+from offload.errors import ConfigError
 from offload.model.allocation.values import Rules
+from offload.model.checks import check_number
 
-__all__ = ["Rules", "Status", "start", "status", "stop"]
+__all__ = ["Rules", "Status", "start", "status", "stop", "weigh"]
 
 
 def start(address: str | None = None, rules: Rules | None = None) -> None:
@@ -48,6 +50,27 @@ def status(address: str | None = None) -> Status:
         from offload.arbiter import registry
 
         return registry.status()
+
+
+def weigh(name: str, weight: float, address: str | None = None) -> None:
+    """Give a run another weight while it trains. It keeps that until it ends, or until the arbiter starts anew.
+
+    Args:
+        name: the run, as :func:`status` names it.
+        weight: its share beside others, as that of :class:`offload.Cluster`.
+        address: see :func:`start`.
+
+    Raises:
+        ConfigError: for a weight that is not above 0, if there is no such cluster or run, if the cluster has no arbiter, or if the arbiter
+            does not answer.
+    """
+    share = check_number("weight", weight, above=0.0, sane="a share, such as 2")
+    with _cluster(address):
+        from offload.arbiter import registry
+
+        if not registry.weigh(name, share):
+            there = ", ".join(run.name for run in registry.status().runs) or "none"
+            raise ConfigError(f"no run {name!r} reports to the arbiter: the runs that do are {there}.")
 
 
 def stop(address: str | None = None) -> None:

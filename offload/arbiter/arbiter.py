@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from offload.arbiter.handover import amounts
-from offload.arbiter.ledger import ClusterSeen, Departed, Event, Ledger, Reported, Tick, due, step
+from offload.arbiter.ledger import ClusterSeen, Departed, Event, Ledger, Reported, Tick, Weighed, due, step
 from offload.arbiter.status import History, Status, status_of
 from offload.arbiter.values import REPORT_S, Lease, Report
 from offload.model.allocation.values import Rules
@@ -85,6 +85,14 @@ class Arbiter:
                 while len(self._departed) > GONE:
                     del self._departed[next(iter(self._departed))]
         self._note(lambda at: Departed(at=at, name=name), ANSWER_S)
+
+    def weigh(self, name: str, weight: float) -> bool:
+        """Give a run this weight from now on, in place of its own. Return whether there is such a run."""
+        with self._changed:
+            known = name in self._ledger.tenants
+        if known:
+            self._note(lambda at: Weighed(at=at, name=name, weight=weight), ANSWER_S)
+        return known
 
     # -- the cluster -----------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@
     report ──► known run: note what it holds ──────────────► hand over ──► changed leases
                unknown run: adopt what it holds ─► decide ──►    ▲
     departure, expiry, other nodes, other holders ─► decide ─────┤
+    a run has another weight ──────────────────────► decide ─────┤
     a run's first measurement, or with more workers ► decide ────┤
     ROUND_S after the last decision ───────────────► decide ─────┘
 
@@ -51,6 +52,15 @@ class Departed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Weighed:
+    """A run has this weight from now on, in place of its own."""
+
+    at: float
+    name: str
+    weight: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClusterSeen:
     """The cluster has these whole ``nodes``, and programs that are none of the ledger's runs hold ``others`` of them."""
 
@@ -66,7 +76,7 @@ class Tick:
     at: float
 
 
-Event = Reported | Departed | ClusterSeen | Tick
+Event = Reported | Departed | Weighed | ClusterSeen | Tick
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +87,19 @@ class Tenant:
         report: its newest report.
         lease: its newest lease.
         ceiling: the most that it may hold by the leases that it may know.
+        weight: its weight, if somebody has changed it; None: the one that it reports.
     """
 
     report: Report
     lease: Lease
     ceiling: Holding
+    weight: float | None = None
+
+    @property
+    def job(self) -> Job:
+        """The run as the allocation sees it."""
+        job = self.report.job
+        return job if self.weight is None else replace(job, weight=self.weight)
 
     @property
     def reserved(self) -> Holding:
@@ -187,6 +205,11 @@ def _noted(ledger: Ledger, event: Event) -> tuple[Ledger, bool]:
             tenants = {other: tenant for other, tenant in ledger.tenants.items() if other != name}
             silent = {other: held for other, held in ledger.silent.items() if other != name}
             return replace(ledger, tenants=tenants, silent=silent), False
+        case Weighed(name=name, weight=weight):
+            weighed = ledger.tenants.get(name)
+            if weighed is None or weighed.job.weight == weight:
+                return ledger, False
+            return replace(ledger, tenants={**ledger.tenants, name: replace(weighed, weight=weight)}), True
         case ClusterSeen(nodes=nodes, others=others):
             # What silent runs hold is now part of what others hold.
             urgent = (nodes, others) != (ledger.nodes, ledger.others) or bool(ledger.silent)
@@ -226,7 +249,7 @@ def _updated(tenant: Tenant, report: Report, at: float) -> Tenant:
         and same(report.lease.holding, tenant.lease.holding)
     )
     lease = replace(tenant.lease, expires_at=at + LEASE_S)
-    return Tenant(report=report, lease=lease, ceiling=lease.holding if known else tenant.ceiling)
+    return replace(tenant, report=report, lease=lease, ceiling=lease.holding if known else tenant.ceiling)
 
 
 def _held_by_others(ledger: Ledger) -> dict[str, dict[str, float]]:
@@ -251,7 +274,7 @@ def _as_job(tenant: Tenant, at: float) -> Job:
     lease = tenant.lease
     on_its_way = lease.holding.same_workers(lease.allotment.holding)
     present = lease.allotment.holding if on_its_way else lease.holding
-    return replace(tenant.report.job, present=present, age_s=max(at - tenant.report.since, 0.0))
+    return replace(tenant.job, present=present, age_s=max(at - tenant.report.since, 0.0))
 
 
 def _keeping_what_fits(jobs: list[Job], nodes: tuple[NodeResources, ...]) -> list[Job]:

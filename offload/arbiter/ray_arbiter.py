@@ -52,6 +52,11 @@ class RayArbiter:
         """See :meth:`Arbiter.depart`."""
         self._arbiter.depart(name)
 
+    @ray.method(concurrency_group="reports")
+    def weigh(self, name: str, weight: float) -> bool:
+        """See :meth:`Arbiter.weigh`."""
+        return self._arbiter.weigh(name, weight)
+
     def status(self) -> Status:
         """See :meth:`Arbiter.status`."""
         return self._arbiter.status()

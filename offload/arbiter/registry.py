@@ -75,13 +75,25 @@ def arbiter() -> Any | None:
 
 def status() -> Status:
     """What the arbiter says of the cluster. Raises ConfigError if there is none, or if it does not answer in time."""
+    answer: Status = _answer("status")
+    return answer
+
+
+def weigh(name: str, weight: float) -> bool:
+    """Give a run another weight; return whether there is such a run. Raises ConfigError as :func:`status` does."""
+    return bool(_answer("weigh", name, weight))
+
+
+def _answer(method: str, *arguments: object) -> Any:
+    """The arbiter's answer to a call. Raises ConfigError if there is none, or if it does not answer in time."""
     actor = arbiter()
     if actor is None:
         raise ConfigError(MISSING)
     until = time.monotonic() + ANSWER_S
     while True:
         try:
-            answer: Status = ray.get(actor.status.remote(), timeout=max(until - time.monotonic(), LOOK_S))
+            call = getattr(actor, method).remote(*arguments)
+            return ray.get(call, timeout=max(until - time.monotonic(), LOOK_S))
         except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
             # Ray starts an arbiter again whose process has ended.
             if isinstance(error, ray.exceptions.ActorUnavailableError) and time.monotonic() < until:
@@ -91,7 +103,6 @@ def status() -> Status:
                 f"the arbiter has not answered within {ANSWER_S:g} s ({type(error).__name__}). If Ray is starting it again, the next try "
                 "gets an answer; otherwise stop it with offload arbiter stop, and start it again."
             ) from None
-        return answer
 
 
 def stop() -> None:

@@ -51,7 +51,8 @@ class RunStatus:
     Args:
         name: its name on the cluster.
         since: when it was submitted, in seconds since 1970.
-        priority, weight, preemptible: what its user has set.
+        priority, preemptible: what its user has set.
+        weight: what its user has set, or :func:`offload.arbiter.weigh` since then.
         workers_allowed: the least and the most workers that its user allows.
         holding: what it holds, as it has reported.
         may_hold: what it may hold by its newest lease.
@@ -192,7 +193,7 @@ def _node(
 
 
 def _run(tenant: Tenant, ledger: Ledger) -> RunStatus:
-    job, lease = tenant.report.job, tenant.lease
+    job, lease = tenant.job, tenant.lease
     return RunStatus(
         name=job.name,
         since=tenant.report.since,

@@ -21,14 +21,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from offload.errors import ConfigError
-from offload.model.checks import check_callable
+from offload.model.checks import check_callable, check_choice, check_number, check_text
 from offload.pipeline.cache.spec import parse_cache
 from offload.pipeline.preprocessing.shared_samples import Sharing
 
 if TYPE_CHECKING:
-    from ray.tune import Trainable
+    from ray.tune import Callback, Trainable
 
-__all__ = ["trainable"]
+__all__ = ["favor_best", "trainable"]
 
 
 def trainable(build: Callable[..., Any], *, shared: str | None = None) -> type[Trainable]:
@@ -55,12 +55,41 @@ def trainable(build: Callable[..., Any], *, shared: str | None = None) -> type[T
     try:
         from offload.tune.trial import Trial
     except ImportError as error:
-        raise ConfigError(
-            f"offload.tune needs Ray Tune, which cannot be imported here ({error}): pip install 'offload[tune]'."
-        ) from None
+        raise _missing(error) from None
     spec = parse_cache("shared", shared)
     # A new name: files may have changed since an earlier search.
     sharing = None if spec is None else Sharing(spec=spec, search=uuid.uuid4().hex)
     name = getattr(build, "__name__", None)
     named = name if isinstance(name, str) and name.isidentifier() else type(build).__name__
     return type(named, (Trial,), {"build": staticmethod(build), "sharing": sharing, "__doc__": build.__doc__})
+
+
+def favor_best(metric: str, *, mode: str, weight: float = 4.0) -> Callback:
+    """A callback for Ray's ``RunConfig`` that gives workers and cores of the cluster to the best trial.
+
+    After each result, the trial with the best newest value counts ``weight`` times as much to the arbiter as each other one. The arbiter
+    moves workers if that is worth the restart. A trial can only have more of them if its Trainer allows a range, such as
+    ``workers=(1, 4)``.
+
+    Args:
+        metric: what the search compares.
+        mode: ``"max"`` or ``"min"``.
+        weight: what the best trial counts.
+
+    Raises:
+        ConfigError: for invalid values, or if Ray Tune cannot be imported. A search without an arbiter raises it at its start.
+    """
+    check_text("metric", metric, sane="the name of a metric that trials report")
+    check_choice("mode", mode, ("max", "min"))
+    share = check_number("weight", weight, above=0.0, sane="a share, such as 4")
+    try:
+        from offload.tune.favor import FavorBest
+    except ImportError as error:
+        raise _missing(error) from None
+    return FavorBest(metric, largest=mode == "max", weight=share)
+
+
+def _missing(error: ImportError) -> ConfigError:
+    return ConfigError(
+        f"offload.tune needs Ray Tune, which cannot be imported here ({error}): pip install 'offload[tune]'."
+    )

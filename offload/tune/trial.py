@@ -35,7 +35,7 @@ from offload.tune.pairing import Pairing, Reported
 TOKEN_BYTES = (
     1 << 20
 )  # of memory: Tune reserves nothing without a resource, and a share of a CPU would cost the run a whole one
-HOLD_S = 5.0  # a report waits at most this long for a checkpoint of its step
+HOLD_S = 60.0  # a report waits at most this long for a checkpoint of its step: a slow commit must not cost the result its checkpoint
 LOOK_S = 0.5
 END_S = 60.0  # time for a run to end, which takes a few seconds
 RUNS = "offload"  # the folder of run directories among the trial's files
@@ -120,7 +120,7 @@ class Trial(tune.Trainable):
 
     def _new_run_dir(self) -> Path:
         """A new folder for the run, named after the trial, as ``offload runs`` shows it."""
-        name = re.sub(r"[^\w.-]+", "_", str(self.trial_name or "trial"))
+        name = run_name(str(self.trial_name or "trial"))
         base, number = Path(self.logdir) / RUNS, 1
         while (folder := base / (name if number == 1 else f"{name}-{number}")).exists():
             number += 1
@@ -132,6 +132,11 @@ class Trial(tune.Trainable):
             return False
         self._run = None
         return True
+
+
+def run_name(trial: str) -> str:
+    """The name of a trial's first run: of its run directory, and on the cluster."""
+    return re.sub(r"[^\w.-]+", "_", trial)
 
 
 class TrialRun:

@@ -21,6 +21,7 @@ from offload.arbiter.ledger import (
     Ledger,
     Reported,
     Tick,
+    Weighed,
     due,
     step,
 )
@@ -412,12 +413,30 @@ def test_rounds_come_a_minute_apart_unless_somebody_comes_goes_or_changes_what_i
         Reported(at=now + 1, report=replace(runs["run 0"].report(), job=a_job("run 0", weight=4.0))),
         Reported(at=now + 1, report=Report(job=a_job("new"), since=now)),
         Departed(at=now + 1, name="run 1"),
+        Weighed(at=now + 1, name="run 0", weight=4.0),
         ClusterSeen(at=now + 1, nodes=NODES[:1]),
         ClusterSeen(at=now + 1, nodes=NODES, others={"a": {"CPU": 3.0}}),
         Tick(at=decided + ROUND_S),
     ]
     for change in changes:
         assert step(ledger, change)[0].decided_at == change.at
+
+
+@given(st.sampled_from([0.25, 1.0, 4.0, 100.0]), st.sampled_from([1.0, 3.0]))
+def test_a_weight_from_others_counts_as_the_run_s_own(weight: float, own: float) -> None:
+    ledger = step(Ledger(started_at=START), ClusterSeen(at=START, nodes=NODES))[0]
+    runs = some_runs([a_job("", weight=own), a_job("")])
+    ledger, now = settled(ledger, runs, START)
+    at, report = now + 1, runs["run 0"].report()
+    weighed, changed = step(ledger, Reported(at=at, report=report), Weighed(at=at, name="run 0", weight=weight))
+    says_so = replace(report, job=replace(report.job, weight=weight))
+    assert changed == step(ledger, Reported(at=at, report=says_so))[1]
+    # It outlives the reports of the run, and ends with the run.
+    assert step(weighed, Reported(at=at + ROUND_S, report=report))[0].tenants["run 0"].job.weight == weight
+    left, _ = step(weighed, Departed(at=at + ROUND_S, name="run 0"))
+    again = replace(report, since=at, lease=None)
+    assert step(left, Reported(at=at + ROUND_S, report=again))[0].tenants["run 0"].job.weight == own
+    assert step(left, Weighed(at=at, name="run 0", weight=weight))[0] == left
 
 
 def test_runs_that_wait_for_each_other_in_a_circle_get_their_places() -> None:

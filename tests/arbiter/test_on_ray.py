@@ -124,6 +124,10 @@ def test_runs_share_a_cluster_and_lose_nothing_with_their_arbiter(ray_cluster: N
             assert same(after.holding, before.holding)
         ray.kill(program)  # the desk tells the arbiter
         eventually(lambda: [run.name for run in answered("status").runs] == ["stays"])
+        sharing.weigh("stays", 4.0)
+        assert {run.name: run.weight for run in sharing.status().runs} == {"stays": 4.0}
+        with pytest.raises(ConfigError, match="no run 'leaves' reports to the arbiter: the runs that do are stays"):
+            sharing.weigh("leaves", 4.0)
         eventually(lambda: stays.report().holding.worker_count == 2)
     finally:
         sharing.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections import Counter
@@ -22,6 +23,7 @@ from tests.conftest import LOGICAL_CPUS
 from tests.helpers import eventually
 
 SAMPLES, EPOCHS = 32, 4
+MANY = 40  # epochs: more than pass until Tune has written down what it knows
 
 
 def train(ctx: offload.Context) -> None:
@@ -29,10 +31,10 @@ def train(ctx: offload.Context) -> None:
     weight = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(weight.weight)
     model, optimizer = ctx.prepare(weight, torch.optim.SGD(weight.parameters(), lr=ctx.config["lr"]))
-    for epoch in ctx.epochs(EPOCHS):
+    for epoch in ctx.epochs(ctx.config.get("epochs", EPOCHS)):
         if "log" in ctx.config:
             with Path(ctx.config["log"]).open("a") as log:
-                log.write(f"{epoch}\n")
+                log.write(f"{ctx.config['lr']} {epoch}\n")
         rows = [len(batch["x"]) for batch in lower(ctx, model)]
         rate = optimizer.param_groups[0]["lr"]
         ctx.report(score=-weight.weight.item(), rate=rate, rows=max(rows), steps=len(rows), trains=epoch)
@@ -89,14 +91,18 @@ def all_is_free() -> bool:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_asha_stops_the_worse_trials(ray_cluster: None, tmp_path: Path) -> None:
+def test_asha_stops_the_worse_trials_and_each_end_makes_room_for_the_next(ray_cluster: None, tmp_path: Path) -> None:
     scheduler = ASHAScheduler(time_attr="training_iteration", max_t=EPOCHS, grace_period=1, reduction_factor=2)
-    space = {"lr": tune.grid_search([0.4, 0.3, 0.2, 0.1])}
+    rates = [0.4, 0.3, 0.2, 0.1]
+    # No trial ends by itself, and the next one needs what it holds.
+    space = {"lr": tune.grid_search(rates), "epochs": 1_000_000, "log": str(tmp_path / "log")}
     tuner = searched(space, tmp_path, scheduler=scheduler, max_concurrent_trials=1, reuse_actors=True)
     results = tuner.fit()
+    trained = [float(line.split()[0]) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [rate for rate, _ in itertools.groupby(trained)] == rates, "one after the other"
     assert not results.errors
     best = results.get_best_result()
-    assert best.config == {"lr": 0.4}
+    assert best.config["lr"] == 0.4
     assert best.metrics["trains"] == EPOCHS - 1
     assert best.metrics["score"] == pytest.approx(0.4 * EPOCHS * SAMPLES / 8)
     table = results.get_dataframe()
@@ -197,17 +203,23 @@ def test_trials_share_samples_side_by_side_as_jobs_of_the_arbiter(ray_cluster: N
 
 
 class Interruption(tune.Callback):
-    """End the search once a trial has reported its third epoch."""
+    """End the search once its folder knows a checkpoint. Tune writes there in the background, so that may be several results later."""
 
     def __init__(self, folder: Path) -> None:
-        self.happened = folder / "interrupted"
+        self.search, self.happened = str(folder / "search"), folder / "interrupted"
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        if result["training_iteration"] == 3 and not self.happened.exists():
+        if not self.happened.exists() and self._known():
             self.happened.touch()
             raise RuntimeError("the power went off")
+
+    def _known(self) -> bool:
+        if not tune.Tuner.can_restore(self.search):
+            return False
+        kept = tune.Tuner.restore(self.search, trainable=offload.tune.trainable(build)).get_results()
+        return any(result.checkpoint is not None for result in kept)
 
 
 @pytest.mark.ray
@@ -217,17 +229,17 @@ def test_an_interrupted_search_goes_on_where_it_was(
     ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TUNE_GLOBAL_CHECKPOINT_S", "0")  # Tune notes at once what it knows
-    space = {"lr": 0.25, "log": str(tmp_path / "log")}
+    space = {"lr": 0.25, "log": str(tmp_path / "log"), "epochs": MANY}
     with pytest.raises((RuntimeError, TuneError), match="the power went off"):
         searched(space, tmp_path, Interruption(tmp_path)).fit()
     eventually(all_is_free)
     restored = tune.Tuner.restore(str(tmp_path / "search"), trainable=offload.tune.trainable(build))
     results = restored.fit()
     assert not results.errors
-    assert results[0].metrics["trains"] == EPOCHS - 1
-    assert results[0].metrics["score"] == pytest.approx(0.25 * EPOCHS * SAMPLES / 8)
+    assert results[0].metrics["trains"] == MANY - 1
+    assert results[0].metrics["score"] == pytest.approx(0.25 * MANY * SAMPLES / 8)
     # What Tune knew a checkpoint of is not trained again.
-    assert (tmp_path / "log").read_text().split().count("0") == 1
+    assert (tmp_path / "log").read_text().splitlines().count("0.25 0") == 1
 
 
 def silent(ctx: offload.Context) -> None:
