@@ -1,4 +1,4 @@
-"""The rate of the input side, in samples/s that the CPUs, network, storage and workers of a shape can deliver."""
+"""The rate of the input side, in samples/s that the CPUs, network, storage, hub and workers of a shape can deliver."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from offload.errors import ConfigError
+from offload.model.blocks import STORE_SHARE, block_rows, most_block_bytes
 from offload.model.catalog import NodeType, Shape
 from offload.model.checks import check_number
 from offload.model.overlap import Floats, plain
@@ -19,18 +20,20 @@ from offload.model.overlap import Floats, plain
 REMOTE_CORE_SECONDS_PER_BYTE = 1.4e-9
 NETWORK_EFFICIENCY = 0.8  # eta: payload of a NIC relative to its nominal bandwidth
 BYTES_PER_GIGABIT = 1e9 / 8
-BOTTLENECKS = ("cpu", "network", "ingest", "storage")
+GIB = 1 << 30
+BOTTLENECKS = ("cpu", "network", "ingest", "storage", "hub")
 
 
 @dataclass(frozen=True)
 class InputRate:
-    """The smallest of four limits::
+    """The smallest of five limits::
 
         cpu      max X_local + X_remote  with each  ≤ Σ_g nodes_g · core_speed_g · c_g / (w·(1 + sigma·(c_g − 1)))
         network  the same, with  X_remote ≤ eta·ΣNIC_cpu / wire_bytes  and
                  X_remote + b·X_local ≤ eta·ΣNIC_gpu / wire_bytes
         ingest   K · (samples/s that one worker can receive, collate and copy to its device)
         storage  bytes/s of the store / raw bytes per sample
+        hub      samples of a block / hub_block_s  (:mod:`offload.model.blocks`), as one process hands out all blocks
 
     ``c_g`` are the cores of a node that preprocess: all cores of a CPU node, and those that workers leave free on a GPU node.
     A sample that travels from one node to another costs each of the two another ``remote_core_seconds_per_byte·wire_bytes/2``: what
@@ -51,6 +54,7 @@ class InputRate:
         storage_bytes_per_s: the rate at which the store delivers to all nodes together.
         host_cpus_per_worker: cores of a GPU node that each of its workers keeps for its own threads.
         remote_core_seconds_per_byte: CPU time of both ends together, on cores of speed 1.
+        hub_block_s: CPU time that the hub spends on a block; 0: none.
 
     Raises:
         ConfigError: for a value out of its range.
@@ -64,6 +68,7 @@ class InputRate:
     storage_bytes_per_s: float = math.inf
     host_cpus_per_worker: float = 1.0
     remote_core_seconds_per_byte: float = 0.0
+    hub_block_s: float = 0.0
 
     def __post_init__(self) -> None:
         check_number("core_seconds_per_sample", self.core_seconds_per_sample, above=0.0)
@@ -74,18 +79,25 @@ class InputRate:
         check_number("storage_bytes_per_s", self.storage_bytes_per_s, above=0.0, infinite=True)
         check_number("host_cpus_per_worker", self.host_cpus_per_worker)
         check_number("remote_core_seconds_per_byte", self.remote_core_seconds_per_byte)
+        check_number("hub_block_s", self.hub_block_s)
 
-    def samples_per_s(self, shape: Shape, workers: ArrayLike) -> Any:
+    def samples_per_s(self, shape: Shape, workers: ArrayLike, local_batch_size: ArrayLike = 1) -> Any:
         """The input ceiling of ``shape`` with ``workers`` workers spread evenly over its GPU nodes, over broadcast
-        arrays (a float for scalars)."""
-        return plain(np.min(self._limits(shape, workers), axis=0))
+        arrays (a float for scalars). Blocks hold whole local batches, if possible."""
+        return plain(self.ceiling(shape, workers, local_batch_size)[0])
 
-    def bottleneck(self, shape: Shape, workers: ArrayLike) -> Any:
-        """The limit that binds: "cpu", "network", "ingest" or "storage"; the first of them if several are equal."""
-        names = np.array(BOTTLENECKS)[np.argmin(self._limits(shape, workers), axis=0)]
-        return plain(np.asarray(names))
+    def bottleneck(self, shape: Shape, workers: ArrayLike, local_batch_size: ArrayLike = 1) -> Any:
+        """The limit that binds: "cpu", "network", "ingest", "storage" or "hub"; the first of them if several are equal."""
+        return plain(np.array(BOTTLENECKS)[self.ceiling(shape, workers, local_batch_size)[1]])
 
-    def _limits(self, shape: Shape, workers: ArrayLike) -> Floats:
+    def ceiling(
+        self, shape: Shape, workers: ArrayLike, local_batch_size: ArrayLike
+    ) -> tuple[Floats, NDArray[np.int64]]:
+        """The input ceiling, and the place of the limit that binds in ``BOTTLENECKS``; both are arrays."""
+        limits = self._limits(shape, workers, local_batch_size)
+        return np.asarray(np.min(limits, axis=0)), np.asarray(np.argmin(limits, axis=0))
+
+    def _limits(self, shape: Shape, workers: ArrayLike, local_batch_size: ArrayLike = 1) -> Floats:
         k = np.asarray(workers, dtype=float)
         if np.any(~(k >= 1)):
             raise ConfigError(f"the number of workers must be at least 1, found {np.min(k):g}.")
@@ -112,8 +124,34 @@ class InputRate:
         if self.raw_bytes_per_sample > 0:
             storage = self.storage_bytes_per_s / self.raw_bytes_per_sample
         ingest = k * self.ingest_samples_per_s_per_worker
-        limits = np.broadcast_arrays(cpu, wire, ingest, storage)
+        hub = self._hub(shape, k, local_batch_size) if self.hub_block_s > 0 else np.inf
+        limits = np.broadcast_arrays(cpu, wire, ingest, storage, hub)
         return np.stack(limits).astype(np.float64)
+
+    def _hub(self, shape: Shape, workers: Floats, local_batch_size: ArrayLike) -> Floats:
+        """Samples/s of which one hub hands out the blocks. Tasks are sized for all cores alike, and cut to a node's store."""
+        w, size = self.core_seconds_per_sample, self.wire_bytes_per_sample
+        held = workers / sum(count for _, count in shape.of(gpu=True))
+        groups = [
+            (kind, count, np.maximum(kind.vcpus - held * self.host_cpus_per_worker * bool(kind.gpus), 0.0))
+            for kind, count in shape.nodes.items()
+        ]
+        stores = {kind: STORE_SHARE * kind.memory_gib * GIB for kind, _, _ in groups}
+        cores = sum(count * own for _, count, own in groups)
+        whole = block_rows(
+            w,
+            size,
+            cores,
+            most_block_bytes(sum(count * stores[kind] for kind, count, _ in groups), cores),
+            local_batch_size,
+        )
+        made, blocks = np.zeros(()), np.zeros(())
+        for kind, count, own in groups:
+            room = np.maximum(np.floor(most_block_bytes(stores[kind], own) / max(size, 1.0)), 1.0)
+            rate = count * self._node_rate(kind, own, 0.0)
+            made, blocks = made + rate, blocks + rate / np.minimum(whole, room)
+        rows = np.divide(made, blocks, out=np.ones(np.broadcast(made, blocks).shape), where=blocks > 0)
+        return np.asarray(rows / self.hub_block_s)
 
     def _gpu_nodes(self, shape: Shape, workers: Floats) -> tuple[Floats, Floats, Floats]:
         """Samples/s preprocessed on the workers' own nodes, the share of them that travels to another such node, and the network of these

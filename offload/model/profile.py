@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from offload.errors import ConfigError
+from offload.model.blocks import HUB_BLOCK_S
 from offload.model.checks import check_count, check_number, shown
 from offload.model.goodput import OVERLAP
 from offload.model.input_rate import REMOTE_CORE_SECONDS_PER_BYTE, InputRate
@@ -61,6 +62,7 @@ _INPUT = {
     "remote_core_seconds_per_byte": _Rule(
         sane="in seconds, such as 1.4e-9: 1.4 ns", most=1e-6, default=REMOTE_CORE_SECONDS_PER_BYTE
     ),
+    "hub_block_s": _Rule(sane="in seconds, such as 0.005: 5 ms, or 0 for no limit", most=1.0, default=HUB_BLOCK_S),
 }
 _STEP = {
     "alpha_compute": _Rule(sane=_SECONDS.format(0.01, 10), most=5.0, most_probed=MOST_PROBED_S, required=True),

@@ -111,10 +111,12 @@ def slowest(workers: ArrayLike, variation: ArrayLike) -> Any:
     below x with probability F(x)^K.
     """
     k, c = np.broadcast_arrays(np.asarray(workers, dtype=float), np.asarray(variation, dtype=float))
+    # A plan asks for thousands of shapes with a few numbers of workers: compute what differs, as the parts of complex numbers.
+    pairs, place = np.unique(k + 1j * c, return_inverse=True)
     # The parameter of a log-normal distribution whose mean is 1 and whose standard deviation is c.
-    sigma = np.sqrt(np.log1p(c**2))[..., None]
+    sigma = np.sqrt(np.log1p(pairs.imag**2))[:, None]
     # The middle of each quantile: the ends would be infinite.
     below = (np.arange(QUANTILES) + 0.5) / QUANTILES
-    normal = scipy.special.ndtri(below ** (1 / k[..., None]))
-    mean = np.mean(np.exp(sigma * normal - sigma**2 / 2), axis=-1)
+    normal = scipy.special.ndtri(below ** (1 / pairs.real[:, None]))
+    mean = np.mean(np.exp(sigma * normal - sigma**2 / 2), axis=-1)[place.reshape(k.shape)]
     return plain(np.where(k > 1, np.maximum(mean, 1.0), 1.0))

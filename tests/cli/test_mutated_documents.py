@@ -29,6 +29,7 @@ PROFILE = {
         "ingest_samples_per_s_per_worker": 9000,
         "storage_bytes_per_s": None,
         "remote_core_seconds_per_byte": 1.4e-9,
+        "hub_block_s": 0.005,
         "stages": [{"name": "blur", "core_seconds_per_sample": 0.02, "bytes_out": 150528}],
     },
     "step": {

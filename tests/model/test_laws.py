@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from offload.errors import ConfigError
 from offload.model import GradientNoise, InputRate, JointGoodput, NodeType, Shape, StepTime
+from offload.model.blocks import BLOCK_BYTES
+from offload.model.input_rate import BOTTLENECKS
 from offload.model.overlap import overlap_of_queue, overlapped
 from tests.strategies import cpu_types, gpu_types, input_rates, noises, step_times
 
@@ -141,17 +143,34 @@ def test_the_bottleneck_is_what_lifts_the_rate_when_it_is_lifted(
 ) -> None:
     workers = gpu_nodes * gpu.gpus
     shape = Shape({gpu: gpu_nodes, cpu: cpu_nodes})
+    rate = dataclasses.replace(rate, hub_block_s=0.1)  # a slow one, so that it binds at this size, too
     at = rate.samples_per_s(shape, workers)
     lift = {
         "cpu": dataclasses.replace(rate, core_seconds_per_sample=rate.core_seconds_per_sample / 2),
         "network": dataclasses.replace(rate, wire_bytes_per_sample=rate.wire_bytes_per_sample / 2),
         "ingest": dataclasses.replace(rate, ingest_samples_per_s_per_worker=rate.ingest_samples_per_s_per_worker * 2),
         "storage": dataclasses.replace(rate, storage_bytes_per_s=rate.storage_bytes_per_s * 2),
+        "hub": dataclasses.replace(rate, hub_block_s=rate.hub_block_s / 2),
     }
-    limits = dict(zip(("cpu", "network", "ingest", "storage"), rate._limits(shape, workers).tolist(), strict=True))
+    limits = dict(zip(BOTTLENECKS, rate._limits(shape, workers).tolist(), strict=True))
     bound = rate.bottleneck(shape, workers)
     if at > 0 and sum(limit <= at * (1 + 1e-9) for limit in limits.values()) == 1:
         assert lift[bound].samples_per_s(shape, workers) > at
+
+
+@given(input_rates, gpu_types, cpu_types, st.integers(1, 4), st.integers(0, 2000), st.floats(1e-4, 0.1))
+def test_a_hub_hands_out_no_more_blocks_than_it_can(
+    rate: InputRate, gpu: NodeType, cpu: NodeType, gpu_nodes: int, cpu_nodes: int, block_s: float
+) -> None:
+    shape, workers = Shape({gpu: gpu_nodes, cpu: cpu_nodes}), gpu_nodes * gpu.gpus
+    limited = dataclasses.replace(rate, hub_block_s=block_s)
+    at = limited.samples_per_s(shape, workers)
+    assert at <= rate.samples_per_s(shape, workers)
+    # A block holds 128 MiB at most, or one sample.
+    largest = max(BLOCK_BYTES / max(rate.wire_bytes_per_sample, 1.0), 1.0)
+    assert at <= largest / block_s * (1 + 1e-9)
+    faster = dataclasses.replace(rate, hub_block_s=block_s / 2)
+    assert at <= faster.samples_per_s(shape, workers) <= 2 * at * (1 + 1e-9)
 
 
 def test_the_input_rate_by_hand() -> None:

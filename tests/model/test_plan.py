@@ -147,6 +147,27 @@ def test_where_the_input_binds_the_batch_stays_small_and_gpus_few() -> None:
     assert made.best.bottleneck == "cpu"
 
 
+def test_no_core_is_bought_beyond_what_one_hub_hands_out() -> None:
+    # Light samples: a CPU node fills a dozen blocks a second, and a hub hands out two hundred.
+    light = {**WHOLE["input"], "core_seconds_per_sample": 0.004, "ingest_samples_per_s_per_worker": None}
+    step = {**WHOLE["step"], "alpha_compute": 0.001, "beta_compute": 0.0001}
+    document = {**WHOLE, "input": light, "step": step, "noise": None}
+
+    def on(hub_block_s: float) -> Plan:
+        profile = Profile.from_document({**document, "input": {**light, "hub_block_s": hub_block_s}})
+        return planned(profile, gpu_nodes=(64, 64), cpu_nodes=(0, 40), batch_size=64 * 64)
+
+    free, limited = on(0.0), on(0.005)
+    assert free.best.shape[C5] == 40 > limited.best.shape[C5] > 0
+    binds = {each.shape.get(C5, 0): each.bottleneck for each in limited.candidates}
+    assert (binds[0], binds[40]) == ("cpu", "hub")
+    rates = {each.shape.get(C5, 0): each.samples_per_s for each in limited.candidates}
+    assert rates[40] < 0.6 * free.best.samples_per_s
+    assert all(each.bottleneck != "hub" for each in free.candidates)
+    # A profile that says nothing of it has the measured time.
+    assert Profile.from_document(document).input.hub_block_s == pytest.approx(0.005)
+
+
 def test_a_fixed_batch_that_does_not_divide_is_uneven() -> None:
     made = planned(gpu_types=["ml.g5.12xlarge"], cpu_types=[], batch_size=66)
     four = made.best

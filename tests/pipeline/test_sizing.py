@@ -8,12 +8,9 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from offload.model.blocks import BLOCK_BYTES, BLOCK_HUB_S, LONGEST_TASK_S, TASK_S, block_rows, most_block_bytes
 from offload.pipeline.feed.sizing import (
-    BLOCK_BYTES,
-    BLOCK_HUB_S,
-    LONGEST_TASK_S,
     PLAN_TASKS_PER_CORE,
-    TASK_S,
     WAITING,
     SampleCost,
     aligned,
@@ -106,7 +103,7 @@ def test_tasks_are_so_long_that_the_wait_for_their_first_file_costs_little(first
 @given(cores=st.integers(1, 4000), core_s=st.floats(1e-4, 0.3))
 def test_tasks_of_many_cores_are_so_long_that_one_hub_keeps_up(cores: int, core_s: float) -> None:
     rates = SampleCost(core_seconds_per_sample=core_s, bytes_per_sample=1.0)
-    (size,) = set(plan_tasks(10**12, cores=cores, first_rows=256, rates=rates, local_batch_size=32))
+    (size,) = set(plan_tasks(10**18, cores=cores, first_rows=256, rates=rates, local_batch_size=32))
     blocks_per_s = cores / (size * core_s)
     assert blocks_per_s * BLOCK_HUB_S <= 1 + max(core_s, 32 * core_s) / (size * core_s)
     if BLOCK_HUB_S * cores <= TASK_S:
@@ -118,7 +115,7 @@ def test_tasks_of_many_cores_are_so_long_that_one_hub_keeps_up(cores: int, core_
 def test_in_the_middle_of_a_pass_all_tasks_are_full_and_a_plan_holds_a_few_for_each_core(
     cores: int, rates: SampleCost
 ) -> None:
-    sizes = plan_tasks(10**12, cores=cores, first_rows=256, rates=rates)
+    sizes = plan_tasks(10**18, cores=cores, first_rows=256, rates=rates)
     assert set(sizes) == {rows_per_task(rates)}
     assert len(sizes) == PLAN_TASKS_PER_CORE * cores
 
@@ -200,3 +197,18 @@ def test_a_dozen_blocks_a_core_fit_into_the_store(store: float, cores: int) -> N
     size = block_bytes(store, cores)
     assert MIB <= size <= BLOCK_BYTES
     assert size == MIB or 12 * cores * size <= store * (1 + 1e-9)
+
+
+@settings(deadline=None)
+@given(
+    cost=st.builds(SampleCost, core_seconds_per_sample=st.floats(1e-6, 20.0), bytes_per_sample=st.floats(1.0, 1e9)),
+    cores=st.integers(1, 5000),
+    store=st.floats(1e8, 1e14),
+    local=st.integers(1, 4096),
+)
+def test_full_tasks_are_as_large_as_a_plan_expects(cost: SampleCost, cores: int, store: float, local: int) -> None:
+    room = block_bytes(store, cores)
+    assert int(most_block_bytes(store, cores)) == room
+    tasks = plan_tasks(10**18, cores=cores, first_rows=1, rates=cost, block_bytes=room, local_batch_size=local)
+    expected = block_rows(cost.core_seconds_per_sample, cost.bytes_per_sample, cores, room, local)
+    assert set(tasks) == {int(expected)}

@@ -16,6 +16,7 @@ _BINDS = {
     "network": "the network binds between the CPU nodes and the workers",
     "ingest": "the workers' own intake binds: collating and copying to the device",
     "storage": "the storage binds",
+    "hub": "the run's hub binds: one process hands out all blocks, and more cores would change nothing",
 }
 
 

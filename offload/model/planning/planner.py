@@ -24,7 +24,7 @@ from offload.model.planning.advice import (
 )
 from offload.model.planning.device_speeds import DeviceSpeeds
 from offload.model.planning.plans import MOST_NODES, Candidate, Objective, Plan, Spot, misses
-from offload.model.planning.search import BOTTLENECK_NAMES, Evaluated, Ints, Space, Workload, search
+from offload.model.planning.search import BOTTLENECK_NAMES, Evaluated, Ints, Space, Workload, first_local_batch, search
 from offload.model.profile import Profile
 from offload.model.step_ranges import StepRange
 
@@ -330,7 +330,9 @@ class _Table:
             counts: dict[NodeType, Any] = {host: rows.gpu_nodes[here]}
             if kind >= 0:
                 counts[helpers[kind]] = rows.cpu_nodes[here]
-            rates[here] = model.samples_per_s(Shape(counts), rows.workers[here])
+            rates[here] = model.samples_per_s(
+                Shape(counts), rows.workers[here], first_local_batch(rows.workers[here], self.workload)
+            )
         return rates
 
 

@@ -220,7 +220,7 @@ def _evaluate(space: Space, workload: Workload, axes: _Axes, kinds: Sequence[int
             counts: dict[NodeType, Any] = {space.gpu_type: int(nodes)}
             if kind >= 0:
                 counts[space.cpu_types[kind]] = some
-            columns.append(_Column.of(workload.input, Shape(counts), workers, kind, some if kind >= 0 else none))
+            columns.append(_Column.of(workload, Shape(counts), workers, kind, some if kind >= 0 else none))
         parts.append(_best(workload, int(nodes), workers, _Column.join(columns)))
     return Evaluated.join(parts)
 
@@ -235,14 +235,15 @@ class _Column:
     bottleneck: Ints
 
     @staticmethod
-    def of(rate: InputRate, shape: Shape, workers: Ints, kind: int, cpu_nodes: Ints) -> _Column:
+    def of(workload: Workload, shape: Shape, workers: Ints, kind: int, cpu_nodes: Ints) -> _Column:
         size = (len(workers), len(cpu_nodes))
-        names = np.broadcast_to(np.asarray(rate.bottleneck(shape, workers[:, None])), size)
+        local = first_local_batch(workers, workload)
+        rate, binding = workload.input.ceiling(shape, workers[:, None], local[:, None])
         return _Column(
             kind=np.full(len(cpu_nodes), kind),
             cpu_nodes=cpu_nodes,
-            rate=np.broadcast_to(np.asarray(rate.samples_per_s(shape, workers[:, None])), size),
-            bottleneck=np.select([names == name for name in BOTTLENECKS], range(1, len(BOTTLENECK_NAMES))),
+            rate=np.broadcast_to(rate, size),
+            bottleneck=np.broadcast_to(binding + 1, size),  # 0 is the GPU
         )
 
     @staticmethod
@@ -250,6 +251,12 @@ class _Column:
         return _Column(
             **{f.name: np.concatenate([getattr(c, f.name) for c in columns], axis=-1) for f in fields(_Column)}
         )
+
+
+def first_local_batch(workers: Ints, workload: Workload) -> Floats:
+    """The local batch with which the hub's blocks are counted, before a batch is chosen: that of the least global batch."""
+    share = np.ceil(workload.batch_range[0] / workers)
+    return np.asarray(np.ceil(share / np.maximum(np.ceil(share / workload.max_local_batch_size), 1)))
 
 
 def _best(workload: Workload, nodes: int, workers: Ints, columns: _Column) -> Evaluated:

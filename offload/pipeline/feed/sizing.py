@@ -11,12 +11,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-TASK_S = 1.0  # work of a task of a run, beside which its own cost of a millisecond or two does not matter
-BLOCK_HUB_S = 0.01  # twice the CPU time that the run's hub spends on a block (benchmarks/scale.py)
-# A task may grow beyond TASK_S up to this, to hold a whole local batch or to make the wait for its first file matter less.
-LONGEST_TASK_S = 3.0
+from offload.model.blocks import (
+    BLOCK_BYTES,
+    BLOCK_HUB_S,
+    BLOCKS_PER_CORE,
+    LEAST_BLOCK_BYTES,
+    LONGEST_TASK_S,
+    TASK_S,
+)
+
 WAITING = 0.03  # the share of a task's time that the wait for its first file may take
-BLOCK_BYTES = 128 << 20
 SAME_SPEED = 0.25  # relative difference up to which cores count as equally fast
 PLAN_TASKS_PER_CORE = 8  # tasks in one plan; the next plan uses newer measurements
 
@@ -44,7 +48,7 @@ class SampleCost:
 
 def block_bytes(store_bytes: float, cores: int) -> int:
     """The largest useful block: ``BLOCK_BYTES``, or less if a small object store could not hold a dozen blocks per core."""
-    return int(min(BLOCK_BYTES, max(1 << 20, store_bytes / (12 * cores))))
+    return int(min(BLOCK_BYTES, max(LEAST_BLOCK_BYTES, store_bytes / (BLOCKS_PER_CORE * cores))))
 
 
 def plan_tasks(

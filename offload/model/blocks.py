@@ -1,0 +1,44 @@
+"""The size of the blocks in which samples travel, and the rate at which one hub hands them out.
+
+Where it stops: full blocks in a steady state. :mod:`offload.pipeline.feed.sizing` sizes each task of a pass, with the same constants.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from offload.model.overlap import Floats
+
+TASK_S = 1.0  # work of a task of a run, beside which its own cost of a millisecond or two does not matter
+HUB_BLOCK_S = 0.005  # CPU time that the run's hub spends on a block: 4.3 to 5.3 ms (benchmarks/results/scale.json)
+BLOCK_HUB_S = 2 * HUB_BLOCK_S  # so that one hub, half busy, keeps up
+# A task may grow beyond TASK_S up to this, to hold a whole local batch or to make the wait for its first file matter less.
+LONGEST_TASK_S = 3.0
+BLOCK_BYTES = 128 << 20
+LEAST_BLOCK_BYTES = 1 << 20
+BLOCKS_PER_CORE = 12  # that an object store holds at least
+STORE_SHARE = 0.3  # of a node's memory, for its object store: Ray's own choice
+
+
+def most_block_bytes(store_bytes: ArrayLike, cores: ArrayLike) -> Floats:
+    """The largest useful block: ``BLOCK_BYTES``, or less if an object store could not hold a dozen blocks per core."""
+    room = np.asarray(store_bytes, dtype=float) / (BLOCKS_PER_CORE * np.maximum(np.asarray(cores, dtype=float), 1.0))
+    return np.asarray(np.clip(room, LEAST_BLOCK_BYTES, BLOCK_BYTES))
+
+
+def block_rows(
+    core_seconds: float, sample_bytes: float, cores: ArrayLike, block_bytes: ArrayLike, local_batch_size: ArrayLike
+) -> Floats:
+    """Samples of a full block, at least one, over broadcast arrays.
+
+    A block is the work of a second of a core, and longer beyond 100 cores, unless it would outgrow ``block_bytes``. It holds whole local
+    batches if possible.
+    """
+    seconds = np.maximum(TASK_S, BLOCK_HUB_S * np.asarray(cores, dtype=float))
+    room = np.asarray(block_bytes, dtype=float)
+    rows = np.maximum(np.floor(np.minimum(seconds / core_seconds, room / max(sample_bytes, 1.0))), 1.0)
+    local = np.maximum(np.asarray(local_batch_size, dtype=float), 1.0)
+    with np.errstate(over="ignore"):  # samples beyond any memory fit nowhere
+        fits = (local * core_seconds <= np.maximum(LONGEST_TASK_S, seconds)) & (local * sample_bytes <= room)
+    return np.asarray(np.where(rows >= local, rows - rows % local, np.where(fits, local, rows)))
