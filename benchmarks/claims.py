@@ -304,7 +304,7 @@ CLAIMS = (
         source=README,
         where="600 JPEG files on two cores, from the call to the written file",
         figures=(
-            Figure(file="inference.json", at=("rows", "offload", "speed_over_ray_data"), shown="{:.1f} × as fast as Ray Data's map_batches"),
+            Figure(file="inference.json", at=("rows", "offload", "speed_over_ray_data"), shown="{:.1f} × as fast as Ray Data"),
             Figure(file="inference.json", at=("rows", "offload-ray", "speed_over_ray_data"), shown="{:.2f} × on the same Ray"),
         ),
         command="python benchmarks/inference.py",
