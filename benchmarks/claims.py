@@ -110,10 +110,12 @@ def _sharing(file: str, measure: str, shown: str, over: str | None = None, **row
 
 def _arbitrated(row: str, repeat: int, measure: str, shown: str, over: str | None = None) -> Figure:
     """A figure of two real runs that share a cluster, over that of another arrangement."""
-    beside = None if over is None else ("rows", {"row": over, "repeat": repeat}, measure)
-    return Figure(
-        file="arbitrated_runs.json", at=("rows", {"row": row, "repeat": repeat}, measure), shown=shown, over=beside
-    )
+
+    def at(name: str) -> tuple[Step, ...]:
+        step: Step = {"row": name, "repeat": repeat}
+        return "rows", step, measure
+
+    return Figure(file="arbitrated_runs.json", at=at(row), shown=shown, over=None if over is None else at(over))
 
 
 def _beside_joint(policy: str, shown: str) -> Figure:
