@@ -197,9 +197,10 @@ class StepMeter:
         """A context whose time belongs to no step: validation, a checkpoint. Between two steps, the time since the last one does not
         belong to the next, either. Within a step, the step keeps what it has measured so far. Contexts may lie within each other.
         """
-        at, before_s, began = (self._begun, len(self._idle)), self._outside_s, self._now()
+        at, before_s = (self._begun, len(self._idle)), self._outside_s
         computing = self._batch_mark is not None
         self._close_batch()
+        began = self._now()  # after the mark, so that no moment of computing counts as outside
         try:
             yield
         finally:
