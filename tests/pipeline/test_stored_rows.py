@@ -27,7 +27,7 @@ from offload.pipeline.index import listing_cache, stored_rows
 from offload.pipeline.index.rows import rows_at, whole
 from offload.pipeline.index.source import Index
 from offload.pipeline.index.stored_rows import OwnedFolder, RowsWriter, StoredRows
-from offload.pipeline.sources import image_folder
+from offload.pipeline.sources import image_folder, tar_index
 from offload.pipeline.sources.image_folder import list_image_folder
 from offload.pipeline.sources.webdataset import list_webdataset
 from tests.helpers import ROOT, mount_small_disk
@@ -160,6 +160,8 @@ def test_listing_an_image_folder_holds_a_few_folders_at_most(monkeypatch: pytest
 
 def test_listing_tar_shards_holds_a_few_shards_at_most(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(stored_rows, "IN_MEMORY", 1000)
+    # Several threads hold a few shards more or less, as the processor lets them.
+    monkeypatch.setattr(tar_index, "requests_at_once", lambda fs: 1)
     paths = [tmp_path / f"{number:03d}.tar" for number in range(96)]
     write(paths[0], samples=150, size=0)
     write_index(paths[0])
