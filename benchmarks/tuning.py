@@ -69,8 +69,8 @@ ASHA = Settings(
 )  # fmt: skip
 
 POPULATION = Settings(
-    way="offload", shared=SHARED, rates=(0.003, 0.1, 0.01), epochs=9, samples=384, batch_size=48, core_s=0.02, alpha_s=0.02,
-    beta_s=0.02, workers=(1, 4), concurrent=3, every=3, favor=4.0,
+    way="offload", shared=SHARED, rates=(0.003, 0.1, 0.01), epochs=12, samples=1344, batch_size=48, core_s=0.02, alpha_s=0.02,
+    beta_s=0.02, workers=(1, 4), concurrent=3, every=3, favor=8.0,
 )  # fmt: skip
 
 
@@ -89,6 +89,8 @@ def cluster(accelerators: int) -> Iterator[tuple[Hosts, Path]]:
             num_gpus=dict.fromkeys(HOSTS, accelerators),
             object_store_memory=400 << 20,
             env=ENV,
+            # Without it, Ray Train never frees the accelerators of a trial that Tune stops: it asks the state API who is alive.
+            dashboard=True,
             deadline_s=DEADLINE_S,
         )
         yield hosts, Path(folder)

@@ -266,7 +266,8 @@ def search(settings: Settings, folder: Path) -> dict[str, Any]:
             mode="max",
             scheduler=scheduler_of(settings),
             max_concurrent_trials=settings.concurrent,
-            reuse_actors=True,
+            # A plain trial that Tune stops has a thread that waits for its TorchTrainer. Tune could not use its process again.
+            reuse_actors=settings.way == "offload",
         ),
         run_config=tune.RunConfig(
             name="search", storage_path=str(folder / "tune"), verbose=0, callbacks=[Heard(folder), *favors]

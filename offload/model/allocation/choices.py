@@ -151,8 +151,7 @@ def _priced(job: Job, kinds: tuple[str | None, ...], table: Floats, fair: float,
     restarts = (stands == 0) & (workers > 0) & bool(job.present.workers)
     worth = np.where(restarts, worth * restart_factor(job, goodput), worth)
     gpus = workers * job.worker.gpus
-    # A worker that reserves a token share of its host's core leaves the whole of it to preprocessing.
-    cpus = cores + np.round(workers * job.worker.cpus)
+    cpus = cores + workers * job.worker.cpus
     price = np.array([0.0, *(rules.usd_per_gpu_hour.get(kind or "", 0.0) for kind in kinds)])
     usd = gpus * price + cpus * rules.usd_per_core_hour
     return Choices((None, *kinds), workers, nodes, cores, gpus, cpus, usd, goodput, worth, stands, enough, fair)
@@ -180,7 +179,7 @@ def _first_choices(job: Job, cluster: Cluster, rooms: dict[str, tuple[int, int]]
     """What a job without measurements may hold: its least workers, to be measured with, and up to ``Rules.first_cores`` for each."""
     least = max(job.workers[0], 1)
     # No more than a small cluster has, where it would otherwise wait for cores that do not exist.
-    beside = int(cluster.cpus - round(least * job.worker.cpus))
+    beside = int(cluster.cpus - least * job.worker.cpus + 1e-9)
     enough = int(np.clip(min(rules.first_cores * least, max(beside, 1)), *job.cores))
     rows, kinds = [], []
     for kind in sorted(rooms):

@@ -69,12 +69,12 @@ class Free:
             self.others[i][name] = self.others[i].get(name, 0.0) - workers * amount
 
     def cores(self, i: int) -> int:
-        """Whole cores of node i that can preprocess."""
-        return int(min(self.cpus[i], self.nodes[i].process_room) + 0.5)
+        """Whole cores of node i that can preprocess. A core of a leased run is one CPU, so a part of one is of no use."""
+        return int(min(self.cpus[i], self.nodes[i].process_room) + ROUNDING)
 
 
 def place(wanted: Sequence[Wanted], nodes: Sequence[NodeResources], *, may_move: bool) -> dict[str, Holding]:
-    """The holding of each job by its name: nothing for one whose least workers fit nowhere.
+    """The holding of each job by its name: nothing for one whose least workers fit nowhere, or without a whole core that it needs.
 
     ``may_move``: whether jobs that stand on one node may go to another one, to make room for a job that would have to spread.
     """
@@ -99,6 +99,12 @@ def place(wanted: Sequence[Wanted], nodes: Sequence[NodeResources], *, may_move:
             for i, n in spots.items():
                 free.take(i, want.job, n)
     cores = _place_cores(free, [want for want in wanted if want.job.name in where], where, number)
+    while starved := [want for want in wanted if want.cores and want.job.name in where and not cores[want.job.name]]:
+        # Parts of cores that are left on several nodes feed nobody. Its workers would wait for data, and hold their GPUs meanwhile.
+        last = min(starved, key=lambda want: (want.job.priority, want.stands, want.job.age_s, want.job.name))
+        for i, n in where.pop(last.job.name).items():
+            free.take(i, last.job, -n)
+        cores = _place_cores(free, [want for want in wanted if want.job.name in where], where, number)
     return {
         want.job.name: Holding(
             kind=want.kind,
@@ -188,7 +194,7 @@ def _worth_it(free: Free, want: Wanted, spots: dict[int, int]) -> dict[int, int]
 def _place_cores(
     free: Free, wanted: Sequence[Wanted], where: dict[str, dict[int, int]], number: dict[str, int]
 ) -> dict[str, dict[int, int]]:
-    """Cores for each job: where it has them, then beside its workers, then on the emptiest nodes.
+    """Cores for each job: where it has them, first beside its workers, then others beside these, then on the emptiest nodes.
 
     Workers leave whole cores of a node, so that all of them may have less room than was counted. Then those with the most have fewer, to
     whom a core matters least.
@@ -205,9 +211,9 @@ def _place_cores(
             room[i] -= count
 
     for want in wanted:
-        for name, count in sorted(want.job.present.cores.items()):
-            if name in number:
-                give(want, number[name], count)
+        homes, there = where[want.job.name], [name for name in want.job.present.cores if name in number]
+        for name in sorted(there, key=lambda name: (number[name] not in homes, name)):
+            give(want, number[name], want.job.present.cores[name])
     for want in wanted:
         for i, _ in sorted(where[want.job.name].items()):
             give(want, i, counts[want.job.name])

@@ -72,7 +72,9 @@ _REFUSALS = (ray.exceptions.RayError, RuntimeError, ValueError, OSError)  # Ray'
 
 
 @contextmanager
-def connected(address: str | None, *, metrics_port: int | None = None, runs: bool = True) -> Iterator[ConnectedCluster]:
+def connected(
+    address: str | None, *, metrics_port: int | None = None, runs: bool = True, looks: bool = True
+) -> Iterator[ConnectedCluster]:
     """A connection for the duration of a run. This process releases its idle CPUs for the run. A cluster that this call started ends
     with it.
 
@@ -80,6 +82,7 @@ def connected(address: str | None, *, metrics_port: int | None = None, runs: boo
         address: the cluster; None: RAY_ADDRESS, or else a new one on this machine.
         metrics_port: the port at which a new cluster serves Ray's metrics, 0 for a free one; None: it serves none.
         runs: whether the connection is for a run. If so, this releases what earlier or interrupted runs of this thread left behind.
+        looks: whether a run wants to know what others hold (:func:`held_by_others`).
 
     Raises:
         ConfigError: if nothing listens at ``address``, or the listener does not answer.
@@ -89,7 +92,7 @@ def connected(address: str | None, *, metrics_port: int | None = None, runs: boo
             _release_left()
         give_back_idle()
         try:
-            yield _describe(ours=ours)
+            yield _describe(ours=ours, looks=runs and looks)
         except ControlLostError:
             raise  # nobody would answer
         except BaseException:
@@ -457,8 +460,8 @@ def describe() -> ConnectedCluster:
     return _describe(ours=False)
 
 
-def _describe(*, ours: bool) -> ConnectedCluster:
-    return ConnectedCluster(whole=alive_nodes(), ours=ours, held={} if ours else held_by_others({}))
+def _describe(*, ours: bool, looks: bool = True) -> ConnectedCluster:
+    return ConnectedCluster(whole=alive_nodes(), ours=ours, held=held_by_others({}) if looks and not ours else {})
 
 
 def held_by_others(ours: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:

@@ -15,7 +15,7 @@ def platform_of(address: str | None, arguments: Arguments) -> PlatformOpener:
     if uses_ray(address) or _needs_ray(arguments):
         from offload.train.driver.platform.ray_platform import OnRay  # it imports Ray
 
-        return OnRay(address)
+        return OnRay(address, leased=arguments.cluster.arbiter)
     from offload.train.driver.platform.this_machine import OnThisMachine
 
     return OnThisMachine()

@@ -161,22 +161,26 @@ class RayPlatform:
 
 
 class OnRay:
-    """See :class:`offload.train.driver.platform.platform.PlatformOpener`. ``address``: the cluster, as a user gives it.
+    """See :class:`offload.train.driver.platform.platform.PlatformOpener`.
+
+    Args:
+        address: the cluster, as a user gives it.
+        leased: whether an arbiter says what the run may use, so that the run need not see what others hold.
 
     Raises ConfigError and RunError as :func:`offload.train.cluster.connection.check_address` does.
     """
 
     starting = "starting Ray"
 
-    def __init__(self, address: str | None) -> None:
-        self._address = connection.check_address(address)
+    def __init__(self, address: str | None, *, leased: bool = False) -> None:
+        self._address, self._leased = connection.check_address(address), leased
 
     def preparing(self) -> AbstractContextManager[None]:
         return connection.preparing(self._address)
 
     @contextmanager
     def opened(self, *, metrics_port: int | None = None) -> Iterator[RayPlatform]:
-        with connection.connected(self._address, metrics_port=metrics_port) as cluster:
+        with connection.connected(self._address, metrics_port=metrics_port, looks=not self._leased) as cluster:
             note = ""
             if metrics_port is not None:
                 where = connection.metrics_address(ours=cluster.ours)
