@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offload.pipeline.feed.meter import Meter
-from offload.pipeline.feed.sizing import for_speed
+from offload.pipeline.feed.sizing import for_speed, plan_tasks
 from offload.pipeline.pool.task import Block, Cost
 
 ROWS = 100
@@ -51,6 +51,28 @@ def test_the_share_of_time_in_which_tasks_are_blocked() -> None:
     unknown = Meter(lambda: {"near": 1})
     unknown.add(block("near", 2.0))
     assert "blocked" not in unknown.summary()
+
+
+def of_search(wall_s: float, *, made: float) -> Block:
+    """A task of which this share of samples was made here."""
+    known = block("near", wall_s)
+    return replace(known, cost=replace(known.cost, cache_bytes=int(1000 * (1 - made)), storage_bytes=int(1000 * made)))
+
+
+def test_finished_samples_of_other_runs_do_not_make_tasks_large() -> None:
+    meter = Meter(lambda: {"near": 4}, shared=True)
+    for _ in range(20):
+        meter.add(of_search(0.01, made=0.0))
+    tasks = {"cores": 4, "first_rows": 64, "local_batch_size": 16}
+    assert set(plan_tasks(10_000, rates=meter.rates(), **tasks)) == {16}  # as before anything is measured
+    meter.add(of_search(4.0, made=0.4))
+    for _ in range(10):
+        meter.add(of_search(0.01, made=0.0))
+    rates = meter.rates()
+    assert rates is not None
+    assert rates.core_seconds_per_sample == pytest.approx(10.0 / ROWS)
+    # Of the last 16 tasks.
+    assert meter.summary()["core_seconds_per_sample"] == pytest.approx((4.0 + 15 * 0.01) / 16 / ROWS)
 
 
 def test_the_usual_wait_for_a_tasks_first_file_is_known_for_sizing() -> None:

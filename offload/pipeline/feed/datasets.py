@@ -25,7 +25,8 @@ class FeedDataset:
     """A data set of the run, ready to feed: an index (``rows``, ``groups`` and ``draws`` of its source), ``units`` (the table of a
     :class:`offload.pipeline.raydata.units.UnitIndex`, with ``unit_samples`` if their sum is known), or a ``dataset``.
 
-    Unpickling it does not import the libraries of the transforms, which stay packed in ``recipe``.
+    Unpickling it does not import the libraries of the transforms, which stay packed in ``recipe``. ``shared``: whether other runs may have
+    made its samples.
     """
 
     recipe: PackedRecipe
@@ -38,6 +39,7 @@ class FeedDataset:
     id_column: str | None = None
     shuffle: bool = False
     seed: int = 0
+    shared: bool = False
 
     @property
     def samples(self) -> int | None:

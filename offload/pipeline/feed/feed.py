@@ -82,7 +82,9 @@ class Feed:
     ) -> None:
         self.streams, self.cores, self.handle = streams, cores, handle
         self._listener = listener or FeedListener()
-        self.meters = {name: Meter(lambda: self.cores.by_node) for name in streams}
+        self.meters = {
+            name: Meter(lambda: self.cores.by_node, shared=stream.shared) for name, stream in streams.items()
+        }
         # The lock of a single pass is taken while this one is held, never the other way round: two threads could
         # otherwise wait for each other.
         self.lock = threading.RLock()

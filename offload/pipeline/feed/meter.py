@@ -37,10 +37,16 @@ class _SampleCost:
 
 
 class Meter:
-    """The measurements of one data set. ``cores`` gives the number of preprocessing cores by node."""
+    """The measurements of one data set.
 
-    def __init__(self, cores: Callable[[], Mapping[str, int]]) -> None:
-        self._cores = cores
+    Args:
+        cores: gives the number of preprocessing cores by node.
+        shared: whether other runs may have made the samples, so that most of them cost next to nothing, until the next ones do not.
+    """
+
+    def __init__(self, cores: Callable[[], Mapping[str, int]], *, shared: bool = False) -> None:
+        self._cores, self._shared = cores, shared
+        self._made: deque[float] = deque(maxlen=RECENT_OF_A_NODE)  # seconds of a shared sample that was made here
         # Four tasks of each core: new enough to follow a change, and enough for a median.
         self._recent: deque[_SampleCost] = deque(maxlen=max(16, 4 * sum(cores().values())))
         self._of_node: dict[str, deque[_SampleCost]] = {}
@@ -72,6 +78,9 @@ class Meter:
         )
         with self._lock:
             self._recent.append(spent)
+            if cost.storage_bytes:
+                made = cost.storage_bytes / (cost.storage_bytes + cost.cache_bytes)
+                self._made.append(spent.seconds / made)
             # The largest, not the mean: it decides how many processes fit into a node's memory.
             self._process_bytes = max(self._process_bytes, cost.process_bytes)
             self._since_rates += 1
@@ -79,9 +88,7 @@ class Meter:
                 self._cpu_s[block.node] = self._cpu_s.get(block.node, 0.0) + cost.cpu_s
                 recent = self._of_node.setdefault(block.node, deque(maxlen=RECENT_OF_A_NODE))
                 recent.append(spent)
-                wall_s = _median(
-                    [task.wall_s for task in recent]
-                )  # a median: one slow file says nothing about the node
+                wall_s = self._usual([task.wall_s for task in recent])
                 if wall_s > 0:
                     self._pace[block.node] = 1 / wall_s
 
@@ -99,8 +106,13 @@ class Meter:
                 return None
             if self._rates is None or self._since_rates >= len(self._recent) // ANEW:
                 self._since_rates = 0
+                if self._shared:
+                    # A task that was sized for finished samples would take minutes where it has to make them.
+                    seconds = _median(list(self._made)) if self._made else math.inf
+                else:
+                    seconds = _median([spent.seconds for spent in self._recent])
                 self._rates = SampleCost(
-                    core_seconds_per_sample=_median([spent.seconds for spent in self._recent]),
+                    core_seconds_per_sample=seconds,
                     bytes_per_sample=_median([spent.size_bytes for spent in self._recent]),
                     first_wait_s=_median([spent.first_wait_s for spent in self._recent]),
                 )
@@ -119,9 +131,10 @@ class Meter:
                 return {}
             cpu = [spent.cpu_s for spent in self._recent]
             # A node without a measurement of its own counts with the usual cost.
-            usual, mean = _median(cpu), float(np.mean(cpu))
-            by_node = {node: _median([spent.cpu_s for spent in recent]) for node, recent in self._of_node.items()}
-            wall_s = _median([spent.wall_s for spent in self._recent])
+            mean = float(np.mean(cpu))
+            usual = self._usual(cpu)
+            by_node = {node: self._usual([spent.cpu_s for spent in recent]) for node, recent in self._of_node.items()}
+            wall_s = self._usual([spent.wall_s for spent in self._recent])
             blocked_s = _median([spent.blocked_s for spent in self._recent])
             pace = dict(self._pace)
             size = _median([spent.size_bytes for spent in self._recent])
@@ -138,6 +151,11 @@ class Meter:
             **({"blocked": min(max(blocked_s / wall_s, 0.0), 1.0)} if wall_s > 0 and blocked_s == blocked_s else {}),
             **(read if any(read.values()) else {}),
         }
+
+    def _usual(self, values: list[float]) -> float:
+        """The median, since one slow file says nothing. But that of many finished samples and a few that were made would be the finished
+        ones' alone."""
+        return float(np.mean(values)) if self._shared else _median(values)
 
     @property
     def process_bytes(self) -> int:

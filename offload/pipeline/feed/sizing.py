@@ -36,7 +36,8 @@ class SampleCost:
     """The measured cost of one sample, from which a task's size follows.
 
     Args:
-        core_seconds_per_sample: seconds of one core, as :attr:`offload.pipeline.pool.task.Cost.work_s` counts them.
+        core_seconds_per_sample: seconds of one core, as :attr:`offload.pipeline.pool.task.Cost.work_s` counts them; infinite while nobody
+            has made a sample, because others had made all of them before.
         bytes_per_sample: as shipped in a block.
         first_wait_s: the seconds in which a task waits for its first file from storage.
     """
@@ -68,7 +69,7 @@ def plan_tasks(
     """
     if remaining <= 0:
         return []
-    if rates is None:
+    if rates is None or math.isinf(rates.core_seconds_per_sample):
         sizes = [max(1, math.ceil(first_rows / cores))] * cores
     else:
         full = _whole_batches(rates, block_bytes, local_batch_size, cores)

@@ -104,14 +104,15 @@ class Listed:
 
     def stream(self, seed: int, put: Callable[[Any], Any]) -> FeedDataset:
         """The data set for the feed. ``put``: stores the recipe of its tasks where the processes find it."""
-        recipe = self.recipe(seed)
-        if self.shared and self.sharing is not None:
-            recipe = SharedRecipe.of(recipe, self.sharing)
+        recipe, sharing = self.recipe(seed), self.sharing if self.shared else None
+        if sharing is not None:
+            recipe = SharedRecipe.of(recipe, sharing)
         stream = FeedDataset(
             recipe=PackedRecipe.of(recipe, put=put),
             shuffle=self.shuffle,
             seed=seed,
             id_column=self.pipeline.id_column,
+            shared=sharing is not None,
         )
         if self.index is not None:
             return replace(stream, rows=self.index.rows, groups=self.index.groups, draws=self.index.draws)
