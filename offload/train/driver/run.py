@@ -61,7 +61,7 @@ from offload.train.worker.process import run_worker
 from offload.train.worker.setup import DatasetSetup, UserFunctions, WorkerSetup, first_pass
 
 POLL_S = 2.0  # each answer takes CPU time from preprocessing
-POLL_BUSY_S = 0.5  # interval while the number of workers changes
+POLL_BUSY_S = 0.5  # interval while workers change, or cores that others lend
 INTERRUPT_S = 0.25
 CALL_S = 60.0  # the hub answers after this long, whether or not a worker has called
 LOST_END_S = 8.0  # time for Ray's shutdown without its control process, which takes 7 s
@@ -556,7 +556,9 @@ class Run:
                 aside.result()
                 if stop_asked and self._nothing_to_commit(conductor.fleet):
                     return True
-                if soon or time.monotonic() - read_at >= (POLL_BUSY_S if conductor.fleet.busy else POLL_S):
+                # Another run may wait for cores that this one is giving up.
+                moves = isinstance(self._sharing, Leasing) and self.log.news.cores != (conductor.fleet.cores, 0)
+                if soon or time.monotonic() - read_at >= (POLL_BUSY_S if conductor.fleet.busy or moves else POLL_S):
                     soon = False
                     read_at = time.monotonic()
                     aside.start(look)
