@@ -11,7 +11,9 @@ from numpy.typing import ArrayLike
 from offload.model.overlap import Floats
 
 TASK_S = 1.0  # work of a task of a run, beside which its own cost of a millisecond or two does not matter
-HUB_BLOCK_S = 0.005  # CPU time that the run's hub spends on a block: 4.3 to 5.3 ms (benchmarks/results/scale.json)
+# CPU time that the run's hub spends on a block, with 32 workers, and its growth with each doubling of the workers: 4.3 ms with 8 and 5.3 ms
+# with 64 (benchmarks/results/scale.json). Beyond that it is extrapolated.
+HUB_BLOCK_S, HUB_WORKERS, HUB_DOUBLING = 0.005, 32, 0.07
 BLOCK_HUB_S = 2 * HUB_BLOCK_S  # so that one hub, half busy, keeps up
 # A task may grow beyond TASK_S up to this, to hold a whole local batch or to make the wait for its first file matter less.
 LONGEST_TASK_S = 3.0
@@ -25,6 +27,12 @@ def most_block_bytes(store_bytes: ArrayLike, cores: ArrayLike) -> Floats:
     """The largest useful block: ``BLOCK_BYTES``, or less if an object store could not hold a dozen blocks per core."""
     room = np.asarray(store_bytes, dtype=float) / (BLOCKS_PER_CORE * np.maximum(np.asarray(cores, dtype=float), 1.0))
     return np.asarray(np.clip(room, LEAST_BLOCK_BYTES, BLOCK_BYTES))
+
+
+def hub_slowdown(workers: ArrayLike) -> Floats:
+    """The hub's CPU time of a block with so many workers, relative to that with ``HUB_WORKERS``."""
+    doublings = np.log2(np.maximum(np.asarray(workers, dtype=float), 1.0) / HUB_WORKERS)
+    return np.asarray(1.0 + HUB_DOUBLING * doublings)
 
 
 def block_rows(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from offload.errors import ConfigError
-from offload.model.blocks import STORE_SHARE, block_rows, most_block_bytes
+from offload.model.blocks import STORE_SHARE, block_rows, hub_slowdown, most_block_bytes
 from offload.model.catalog import NodeType, Shape
 from offload.model.checks import check_number
 from offload.model.overlap import Floats, plain
@@ -33,7 +33,7 @@ class InputRate:
                  X_remote + b·X_local ≤ eta·ΣNIC_gpu / wire_bytes
         ingest   K · (samples/s that one worker can receive, collate and copy to its device)
         storage  bytes/s of the store / raw bytes per sample
-        hub      samples of a block / hub_block_s  (:mod:`offload.model.blocks`), as one process hands out all blocks
+        hub      samples of a block / (hub_block_s · hub_slowdown(K)), as one process hands out all blocks (:mod:`offload.model.blocks`)
 
     ``c_g`` are the cores of a node that preprocess: all cores of a CPU node, and those that workers leave free on a GPU node.
     A sample that travels from one node to another costs each of the two another ``remote_core_seconds_per_byte·wire_bytes/2``: what
@@ -54,7 +54,7 @@ class InputRate:
         storage_bytes_per_s: the rate at which the store delivers to all nodes together.
         host_cpus_per_worker: cores of a GPU node that each of its workers keeps for its own threads.
         remote_core_seconds_per_byte: CPU time of both ends together, on cores of speed 1.
-        hub_block_s: CPU time that the hub spends on a block; 0: none.
+        hub_block_s: CPU time that the hub spends on a block, with 32 workers; 0: none.
 
     Raises:
         ConfigError: for a value out of its range.
@@ -151,7 +151,7 @@ class InputRate:
             rate = count * self._node_rate(kind, own, 0.0)
             made, blocks = made + rate, blocks + rate / np.minimum(whole, room)
         rows = np.divide(made, blocks, out=np.ones(np.broadcast(made, blocks).shape), where=blocks > 0)
-        return np.asarray(rows / self.hub_block_s)
+        return np.asarray(rows / (self.hub_block_s * hub_slowdown(workers)))
 
     def _gpu_nodes(self, shape: Shape, workers: Floats) -> tuple[Floats, Floats, Floats]:
         """Samples/s preprocessed on the workers' own nodes, the share of them that travels to another such node, and the network of these

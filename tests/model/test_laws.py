@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from offload.errors import ConfigError
 from offload.model import GradientNoise, InputRate, JointGoodput, NodeType, Shape, StepTime
-from offload.model.blocks import BLOCK_BYTES
+from offload.model.blocks import BLOCK_BYTES, HUB_BLOCK_S, hub_slowdown
 from offload.model.input_rate import BOTTLENECKS
 from offload.model.overlap import overlap_of_queue, overlapped
 from tests.strategies import cpu_types, gpu_types, input_rates, noises, step_times
@@ -168,9 +168,13 @@ def test_a_hub_hands_out_no_more_blocks_than_it_can(
     assert at <= rate.samples_per_s(shape, workers)
     # A block holds 128 MiB at most, or one sample.
     largest = max(BLOCK_BYTES / max(rate.wire_bytes_per_sample, 1.0), 1.0)
-    assert at <= largest / block_s * (1 + 1e-9)
+    assert at <= largest / (block_s * float(hub_slowdown(workers))) * (1 + 1e-9)
     faster = dataclasses.replace(rate, hub_block_s=block_s / 2)
     assert at <= faster.samples_per_s(shape, workers) <= 2 * at * (1 + 1e-9)
+
+
+def test_a_block_costs_the_hub_what_was_measured_with_8_and_with_64_workers() -> None:
+    assert HUB_BLOCK_S * hub_slowdown([8, 64]) == pytest.approx([0.004283, 0.005343], rel=0.01)
 
 
 def test_the_input_rate_by_hand() -> None:
