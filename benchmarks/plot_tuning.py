@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this 
 
 from benchmarks.tuning import runs_of
 
+LABEL_WIDTH = 0.03  # of the figure: labels closer than this would cover each other
 COLOURS = ("#2ca05a", "#4477aa", "#cc8844")
 
 
@@ -42,8 +43,10 @@ def main(result: Path, output: Path) -> None:
             if lane["run"] in runs_of(row["lanes"], trial):
                 until = row["seconds"] if lane["until"] is None else lane["until"]
                 axis.fill_between([lane["since"], until], 0, lane["workers"], color=colour, lw=0)
+        written_at = -row["seconds"]
         for event in results:
-            if event["trial"] == trial:
+            if event["trial"] == trial and event["at"] - written_at > LABEL_WIDTH * row["seconds"]:
+                written_at = event["at"]
                 axis.annotate(
                     f"{event['accuracy']:.0%}",
                     (event["at"], most),

@@ -20,7 +20,7 @@ Rows:
 
 "decoded" counts decoded images, over those of one trial that trains to the end. "again in use" is the time from the end of a trial until
 other trials hold as many cores, or as many accelerators, as all held before, median and most. Rows that the output has are not measured
-again; a row takes two to four minutes.
+again; a row takes two to six minutes.
 """
 
 import contextlib
@@ -210,41 +210,70 @@ def main(rows: tuple[str, ...], repeats: int, as_json: bool, output: Path | None
         "paced": {"asha": asdict(ASHA), "population": asdict(POPULATION)},
         "hosts": {name: {"cores": CORES, "accelerators": ACCELERATORS} for name in HOSTS},
     }
-    results = Results(output, ["python", "benchmarks/tuning.py", *sys.argv[1:]], more)
+    results = Results(
+        output,
+        ["python", "benchmarks/tuning.py", *sys.argv[1:]],
+        more,
+        lambda rows: {"summary": summary(rows)},
+        show=lambda row: print(f"{row['row']}, seed {row['seed']}: {row['seconds']:.0f} s", file=sys.stderr),
+    )
     for seed, row in itertools.product(range(repeats), rows or ROWS):
         key = {"row": row, "seed": seed}
         if not results.has(key):
             measured_row = ROWS[row](seed)
             results.add(key, measured_row | {"processes_ready_to_run": round(os.getloadavg()[1], 1)})
-    if not as_json:
-        Console().print(table(results.rows))
-        for row in results.rows:
-            if row["row"] == "population":
-                Console().print(of_population(row))
+    results.write()
+    if as_json:
+        print(json.dumps(results.document()))
+        return
+    Console().print(table(results.document()["summary"]))
+    for row in results.rows:
+        if row["row"] == "population":
+            Console().print(of_population(row))
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """The medians."""
-    shown = Table(
-        "row", "seconds", "÷ plain", "decoded ÷ one trial", "epochs", "best rate", "its accuracy", "cores again in use, s",
-        title="Eight trials with ASHA, paced, on two emulated hosts",
-    )  # fmt: skip
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The medians of each way's rows; times until freed resources are in use again over all ends of trials."""
+    lines = {}
     of_plain = [row["seconds"] for row in rows if row["row"] == "plain"]
     for name in ("plain", "offload", "one-folder", "apart"):
         mine = [row for row in rows if row["row"] == name]
         if not mine:
             continue
         seconds = statistics.median(row["seconds"] for row in mine)
-        again = [end["cores_s"] for row in mine for end in row["again_in_use"] if end["cores_s"] is not None]
+        line = {
+            "runs": len(mine),
+            "seconds": seconds,
+            "over_plain": seconds / statistics.median(of_plain) if of_plain else None,
+            "decoded_over_one_trial": statistics.median(row["decoded_over_one_trial"] for row in mine),
+            "epochs": [row["epochs"] for row in mine],
+            "best_rates": [row["best_rate"] for row in mine],
+            "best_accuracies": [row["best_accuracy"] for row in mine],
+        }
+        for what in ("cores", "workers"):
+            again = [end[f"{what}_s"] for row in mine for end in row["again_in_use"] if end[f"{what}_s"] is not None]
+            line[f"{what}_again_s"] = {"median": statistics.median(again), "most": max(again)} if again else None
+        lines[name] = line
+    return lines
+
+
+def table(lines: Mapping[str, Mapping[str, Any]]) -> Table:
+    """The summary for a terminal."""
+    shown = Table(
+        "row", "seconds", "÷ plain", "decoded ÷ one trial", "epochs", "best rate", "its accuracy", "cores again in use, s",
+        "accelerators, s", title="Eight trials with ASHA, paced, on two emulated hosts",
+    )  # fmt: skip
+    for name, line in lines.items():
+        again = [line[f"{what}_again_s"] for what in ("cores", "workers")]
         shown.add_row(
             name,
-            f"{seconds:.0f}",
-            f"{seconds / statistics.median(of_plain):.2f}" if of_plain else "",
-            f"{statistics.median(row['decoded_over_one_trial'] for row in mine):.2f}",
-            ", ".join(str(row["epochs"]) for row in mine),
-            ", ".join(f"{row['best_rate']:g}" for row in mine),
-            ", ".join(f"{row['best_accuracy']:.3f}" for row in mine),
-            f"{statistics.median(again):.1f} ({max(again):.1f})" if again else "",
+            f"{line['seconds']:.0f}",
+            "" if line["over_plain"] is None else f"{line['over_plain']:.2f}",
+            f"{line['decoded_over_one_trial']:.2f}",
+            ", ".join(map(str, line["epochs"])),
+            ", ".join(f"{rate:g}" for rate in line["best_rates"]),
+            ", ".join(f"{accuracy:.3f}" for accuracy in line["best_accuracies"]),
+            *("" if times is None else f"{times['median']:.1f} ({times['most']:.1f})" for times in again),
         )
     return shown
 

@@ -174,7 +174,9 @@ def test_a_hub_hands_out_no_more_blocks_than_it_can(
 
 
 def test_a_block_costs_the_hub_what_was_measured_with_8_and_with_64_workers() -> None:
-    assert [HUB_BLOCK_S * float(hub_slowdown(workers)) for workers in (8, 64)] == pytest.approx([0.004283, 0.005343], rel=0.01)
+    assert [HUB_BLOCK_S * float(hub_slowdown(workers)) for workers in (8, 64)] == pytest.approx(
+        [0.004283, 0.005343], rel=0.01
+    )
 
 
 def test_the_input_rate_by_hand() -> None:
