@@ -8,7 +8,6 @@ torch.distributed, whose sum of gradients is here added up in the order of the r
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from offload.train.worker.links.peers import NoPeers
 from offload.train.worker.rank_place import RankPlace
 from offload.train.worker.saving.checkpointer import FolderCheckpointer
 from offload.train.worker.setup import DatasetSetup, WorkerSetup
-from tests.emulation.in_threads import LocalClient, LocalFeed, LocalHub, Peer, Ranks, Unjoined
+from tests.emulation.in_threads import LocalClient, LocalFeed, LocalHub, Peer, Ranks, Unjoined, run_ranks, share
 
 DEADLINE_S = 3600.0
 
@@ -75,33 +74,23 @@ class ThreadRanks:
         hub = LocalHub(streams, Cores(nodes=("node",), task_cpus=1, stores={"node": 1e6}))
         setup = self._setup(hub, workers)
         ranks = {name: Ranks(workers) for name in ("talk", "checkpoints", "gradients", TRAIN)}
-        errors: list[BaseException] = []
         finished: list[int] = []
 
         def work(rank: int) -> None:
+            torch.manual_seed(self._seed)
+            loop = training_loop(setup, _place(setup, ranks, rank, workers))
             try:
-                torch.manual_seed(self._seed)
-                loop = training_loop(setup, _place(setup, ranks, rank, workers))
-                try:
-                    function(Context(loop))
-                    loop.commit_rest()
-                    finished.append(rank)
-                except StopRun:
-                    pass
-                loop.finish()
-            except BaseException as error:
-                errors.append(error)
-                for each in ranks.values():
-                    each.abort()
+                function(Context(loop))
+                loop.commit_rest()
+                finished.append(rank)
+            except StopRun:
+                pass
+            loop.finish()
 
-        threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(workers)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(DEADLINE_S)
+        error = run_ranks(work, workers, tuple(ranks.values()), DEADLINE_S)
         hub.nodes.close()
-        if errors:
-            raise errors[0]
+        if error is not None:
+            raise error
         return len(finished) == workers
 
     def _setup(self, hub: LocalHub, workers: int) -> WorkerSetup:
@@ -138,12 +127,6 @@ def _place(setup: WorkerSetup, ranks: dict[str, Ranks], rank: int, workers: int)
         peers={TRAIN: Peer(ranks[TRAIN], rank) if several else NoPeers()},
         checkpoints=FolderCheckpointer(setup.storage, setup.name, setup.checkpoints, Peer(ranks["checkpoints"], rank)),
         join=_Mean(ranks["gradients"], rank),
-        share=lambda tensors: _share(talk, list(tensors)),
+        share=lambda tensors: share(talk, tensors),
         feed=LocalFeed,
     )
-
-
-def _share(talk: Any, tensors: Sequence[torch.Tensor]) -> None:
-    with torch.no_grad():
-        for tensor, of_first in zip(tensors, talk.broadcast([t.clone() for t in tensors], 0), strict=True):
-            tensor.copy_(of_first)

@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -298,3 +298,37 @@ class Unjoined:
         return model
 
     def average(self, gradients: Sequence[torch.Tensor]) -> None: ...
+
+
+def run_ranks(
+    work: Callable[[int], None], workers: int, exchanges: Collection[Ranks], deadline_s: float
+) -> BaseException | None:
+    """Run ``work`` for each rank on a thread of its own. Return the first error, after which the ``exchanges`` of the others end, too.
+
+    Raises TimeoutError if a rank does not end within ``deadline_s``.
+    """
+    errors: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            work(rank)
+        except BaseException as error:
+            errors.append(error)
+            for each in exchanges:
+                each.abort()
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(deadline_s)
+    if hanging := [rank for rank, thread in enumerate(threads) if thread.is_alive()]:
+        raise TimeoutError(f"ranks {hanging} have not ended within {deadline_s:g} s")
+    return errors[0] if errors else None
+
+
+def share(talk: Any, tensors: Iterable[torch.Tensor]) -> None:
+    """Give every rank the tensors of rank 0."""
+    with torch.no_grad():
+        for tensor in tensors:
+            tensor.copy_(talk.broadcast(tensor.clone(), 0))

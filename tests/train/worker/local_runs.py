@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,8 @@ from tests.emulation.in_threads import (
     Peer,
     Ranks,
     Unjoined,
+    run_ranks,
+    share,
 )
 
 VAL = "val"
@@ -76,31 +77,20 @@ class LocalRun:
         hub = LocalHub(streams, Cores(nodes=("node",), task_cpus=1, stores={"node": 1e6}))
         ranks = {name: Ranks(workers) for name in ("talk", "checkpoints", *SETS)}
         loops: dict[int, TrainingLoop] = {}
-        errors: list[BaseException] = []
 
         def work(rank: int) -> None:
-            try:
-                torch.manual_seed(0)
-                loops[rank] = loop = training_loop(
-                    setup := self._setup(hub, streams, workers), self._place(setup, ranks, rank, workers)
-                )
-                function(Context(loop))
-                loop.commit_rest()
-                loop.finish()
-            except BaseException as error:
-                errors.append(error)
-                for each in ranks.values():
-                    each.abort()
+            torch.manual_seed(0)
+            loops[rank] = loop = training_loop(
+                setup := self._setup(hub, streams, workers), self._place(setup, ranks, rank, workers)
+            )
+            function(Context(loop))
+            loop.commit_rest()
+            loop.finish()
 
-        threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(workers)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(DEADLINE_S)
+        error = run_ranks(work, workers, tuple(ranks.values()), DEADLINE_S)
         hub.nodes.close()
-        assert not any(thread.is_alive() for thread in threads), "a worker hangs"
-        if errors and not isinstance(errors[0], Died):
-            raise errors[0]
+        if error is not None and not isinstance(error, Died):
+            raise error
         return [loops[rank] for rank in range(workers)]
 
     def _setup(self, hub: LocalHub, streams: Mapping[str, FeedDataset], workers: int) -> WorkerSetup:
@@ -137,15 +127,9 @@ class LocalRun:
             peers={name: Peer(ranks[name], rank) if several else NoPeers() for name in SETS},
             checkpoints=checkpointer,
             join=self._join(),
-            share=lambda tensors: _share(Peer(ranks["talk"], rank), tensors),
+            share=lambda tensors: share(Peer(ranks["talk"], rank), tensors),
             feed=LocalFeed,
         )
-
-
-def _share(peer: Peer, tensors: Iterable[torch.Tensor]) -> None:
-    with torch.no_grad():
-        for tensor in tensors:
-            tensor.copy_(peer.broadcast(tensor.clone(), 0))
 
 
 class _Checkpointer(FolderCheckpointer):
