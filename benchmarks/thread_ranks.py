@@ -77,7 +77,6 @@ class ThreadRanks:
         finished: list[int] = []
 
         def work(rank: int) -> None:
-            torch.manual_seed(self._seed)
             loop = training_loop(setup, _place(setup, ranks, rank, workers))
             try:
                 function(Context(loop))
@@ -87,6 +86,7 @@ class ThreadRanks:
                 pass
             loop.finish()
 
+        torch.manual_seed(self._seed)  # once: all threads draw from one generator
         error = run_ranks(work, workers, tuple(ranks.values()), DEADLINE_S)
         hub.nodes.close()
         if error is not None:

@@ -7,6 +7,7 @@ climbs over about ten. The handwriting of the held-out images does not occur in 
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -115,6 +116,14 @@ class _Block(torch.nn.Module):
 
 def resnet(seed: int, norm: type[torch.nn.BatchNorm2d] = torch.nn.BatchNorm2d) -> torch.nn.Sequential:
     """Return the model with the initial weights of this seed."""
+    with _BUILDING:
+        return _resnet(seed, norm)
+
+
+_BUILDING = threading.Lock()  # ranks may be threads, which share one generator of random numbers
+
+
+def _resnet(seed: int, norm: type[torch.nn.BatchNorm2d]) -> torch.nn.Sequential:
     generator = torch.random.get_rng_state()
     torch.manual_seed(seed)
     model = torch.nn.Sequential(
