@@ -9,8 +9,8 @@ every CPU of the cluster, and gives them back once Tune ends it:
 
 With ``offload arbiter start`` on that cluster, trials share its cores by their goodput. Without, the next one waits for the one before.
 
-Measured: one trial alone (two epochs, two busy cores, no GPU). With lr 0.1 and momentum 0.59 it is right on 78 % of the test digits. What
-ASHA saves is not measured yet.
+Measured: a search with ``--trials 8`` (two busy cores, no GPU, two and a half minutes). Its trials trained 16 epochs of the 32 that eight
+whole trials have. The best, with lr 0.1 and momentum 0.28, is right on 86 % of the test digits.
 """
 
 import argparse
