@@ -26,9 +26,9 @@ class Others:
         self._settled_s = settled_s
         self._newest: dict[str, tuple[Mapping[str, float], float]] = {}  # of each node, and since when
 
-    def see(self, held: Amounts, now_s: float) -> bool:
+    def see(self, held: Amounts, now_s: float, *, at_once: bool = False) -> bool:
         """Note what they hold at one time. Return whether :attr:`held` has changed: each node of it follows amounts that stay for a
-        while."""
+        while. ``at_once``: it follows these amounts now."""
         settled = dict(self.held)
         for node in {*held, *self.held}:
             here = held.get(node, {})
@@ -36,7 +36,7 @@ class Others:
             if here != newest:
                 newest, since_s = here, now_s
             self._newest[node] = newest, since_s
-            if now_s - since_s >= self._settled_s:
+            if at_once or now_s - since_s >= self._settled_s:
                 settled[node] = here
         settled = {node: amounts for node, amounts in settled.items() if amounts}
         self._newest = {node: self._newest[node] for node in {*held, *settled}}

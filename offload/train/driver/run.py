@@ -585,7 +585,9 @@ class Run:
             return
         in_use, groups = self.platform.in_use()
         ours = summed(groups, {node: {"CPU": cpus} for node, cpus in cores_of(fleet).items()})
-        if others.see(others_hold(in_use, ours, fleet, self.platform.nodes()), time.monotonic()):
+        held = others_hold(in_use, ours, fleet, self.platform.nodes())
+        # A run at rest may be resumed in the next moment: it must know who has taken its room.
+        if others.see(held, time.monotonic(), at_once=supervisor.rests is not None):
             self.cluster = dataclasses.replace(self.cluster, held=others.held)
             self.log.tell(OthersHold(held=self.cluster.held_of_all()))
 
