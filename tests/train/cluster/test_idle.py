@@ -45,7 +45,7 @@ def test_a_session_that_no_loader_uses_ends_only_after_the_run_that_uses_its_ray
     monkeypatch.setattr(sessions, "_users", {})
     monkeypatch.setattr(idle, "_waiting", [lambda: later.append("look again")])
     monkeypatch.setattr(connection, "_opened", _connected)
-    monkeypatch.setattr(connection, "_describe", lambda *, ours: None)
+    monkeypatch.setattr(connection, "_describe", lambda *, ours, looks: None)
     with connection.connected(None):
         sessions.end_unused()  # some seconds after the last loader is gone
         with connection.connected(None):
