@@ -236,3 +236,12 @@ def test_events_of_one_step_come_to_what_single_steps_come_to() -> None:
         ledger, _ = step(ledger, event)
     assert together.tenants["b"].lease.allotment == ledger.tenants["b"].lease.allotment
     assert set(changed) == set(together.tenants) == {"b"}
+
+
+def test_a_run_at_rest_follows_what_others_hold_at_once() -> None:
+    others = Others({})
+    assert not others.see({"a": {"CPU": 2.0}}, 0.0)
+    assert others.see({"a": {"CPU": 2.0}}, 0.1, at_once=True)
+    assert others.held == {"a": {"CPU": 2.0}}
+    assert others.see({}, 0.2, at_once=True)
+    assert others.held == {}
