@@ -75,6 +75,14 @@ def test_finished_samples_of_other_runs_do_not_make_tasks_large() -> None:
     assert meter.summary()["core_seconds_per_sample"] == pytest.approx((4.0 + 15 * 0.01) / 16 / ROWS)
 
 
+def test_where_nothing_can_be_shared_tasks_are_sized_by_what_they_make() -> None:
+    meter = Meter(lambda: {"near": 4}, shared=True)
+    meter.add(block("near", 2.0))  # no cache, no bytes
+    rates = meter.rates()
+    assert rates is not None
+    assert rates.core_seconds_per_sample == pytest.approx(2.0 / ROWS)
+
+
 def test_the_usual_wait_for_a_tasks_first_file_is_known_for_sizing() -> None:
     meter = Meter(lambda: {"near": 1})
     made = block("near", 2.0)

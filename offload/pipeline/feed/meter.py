@@ -78,8 +78,9 @@ class Meter:
         )
         with self._lock:
             self._recent.append(spent)
-            if cost.storage_bytes:
-                made = cost.storage_bytes / (cost.storage_bytes + cost.cache_bytes)
+            # A node whose cache cannot be used counts no bytes, and makes everything.
+            made = cost.storage_bytes / (cost.storage_bytes + cost.cache_bytes) if cost.cache_bytes else 1.0
+            if self._shared and made:
                 self._made.append(spent.seconds / made)
             # The largest, not the mean: it decides how many processes fit into a node's memory.
             self._process_bytes = max(self._process_bytes, cost.process_bytes)
