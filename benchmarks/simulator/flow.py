@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.simulator.job import Fleet, Floats, Job
 from offload.model import blocks
-from offload.model.blocks import STORE_SHARE, most_block_bytes
+from offload.model.blocks import STORE_SHARE, most_block_bytes, room_with_hub
 from offload.model.catalog import NodeType
 
 BYTES_PER_S = 1e9 / 8  # of one Gb/s
@@ -93,7 +93,12 @@ def block_rows(job: Job, fleet: Fleet, local_batch: Floats | float) -> tuple[Flo
         room_far = most_block_bytes(store_bytes(fleet.helper), fleet.helper.vcpus)
     size = max(job.wire_bytes, 1.0)
     whole = blocks.block_rows(job.core_seconds, size, cores / job.feeds, most_block_bytes(stores, cores), local_batch)
-    rows_near, rows_far = (np.maximum(np.minimum(whole, np.floor(room / size)), 1.0) for room in (room_near, room_far))
+    rows_near, rows_far = (
+        np.maximum(
+            np.minimum(whole, np.floor(room_with_hub(room, job.core_seconds, size, cores / job.feeds) / size)), 1.0
+        )
+        for room in (room_near, room_far)
+    )
     return rows_near, rows_far
 
 

@@ -4,7 +4,8 @@
 
     report ──► known run: note what it holds ──────────────► hand over ──► changed leases
                unknown run: adopt what it holds ─► decide ──►    ▲
-    departure, expiry, other nodes, other holders ─► decide ─────┤
+    expiry, other nodes, other holders ────────────► decide ─────┤
+    BREATH_S after a departure ────────────────────► decide ─────┤
     a run has another weight ──────────────────────► decide ─────┤
     a run's first measurement, or with more workers ► decide ────┤
     ROUND_S after the last decision ───────────────► decide ─────┘
@@ -31,6 +32,11 @@ from offload.model.placement import NodeResources, beside
 
 ROUND_S = 60.0
 """Seconds from one decision to the next if nobody comes or goes."""
+BREATH_S = 1.5
+"""Seconds that room stays free after a departure if nobody waits for it.
+
+A search starts its next trial a moment after one has ended. If those who stay had taken the room, they would restart, and restart again
+to give it back."""
 PATIENCE_S = 2 * ROUND_S  # rounds wait so long for runs that have not yet given back what they should
 GRACE_S = REPORT_S  # the clocks of two nodes differ by less
 
@@ -124,6 +130,7 @@ class Ledger:
         others: what programs hold that are no tenants.
         silent: what runs whose lease expired may still hold, by their names, until the cluster is seen again.
         decided_at: the time of the last decision; None before the first.
+        departed_at: the time of the first departure since then; None if there was none.
     """
 
     rules: Rules = field(default_factory=Rules)
@@ -133,6 +140,7 @@ class Ledger:
     others: Amounts = field(default_factory=dict)
     silent: Mapping[str, Amounts] = field(default_factory=dict)
     decided_at: float | None = None
+    departed_at: float | None = None
 
     @property
     def recovered_at(self) -> float:
@@ -154,8 +162,10 @@ def step(ledger: Ledger, *events: Event) -> tuple[Ledger, dict[str, Lease]]:
     after, urgent = ledger, False
     for event in events:
         known = set(after.tenants)
-        after, calls = _noted(_without_expired(after, event.at), event)
-        urgent |= calls or set(after.tenants) != known
+        after = _without_expired(after, event.at)
+        expired = set(after.tenants) != known
+        after, calls = _noted(after, event)
+        urgent |= calls or expired
     at = max(event.at for event in events)
     if after.nodes and at >= after.recovered_at:
         if urgent or at >= _next_round(after):
@@ -180,7 +190,8 @@ def due(ledger: Ledger) -> float:
 def _next_round(ledger: Ledger) -> float:
     if ledger.decided_at is None:
         return ledger.recovered_at
-    return ledger.decided_at + (ROUND_S if ledger.settled else PATIENCE_S)
+    regular = ledger.decided_at + (ROUND_S if ledger.settled else PATIENCE_S)
+    return regular if ledger.departed_at is None else min(regular, ledger.departed_at + BREATH_S)
 
 
 def _without_expired(ledger: Ledger, at: float) -> Ledger:
@@ -201,10 +212,14 @@ def _noted(ledger: Ledger, event: Event) -> tuple[Ledger, bool]:
             silent = {other: held for other, held in ledger.silent.items() if other != name}
             urgent = before is None or _calls(before.report.job, report.job)
             return replace(ledger, tenants={**ledger.tenants, name: tenant}, silent=silent), urgent
-        case Departed(name=name):
+        case Departed(at=at, name=name):
             tenants = {other: tenant for other, tenant in ledger.tenants.items() if other != name}
             silent = {other: held for other, held in ledger.silent.items() if other != name}
-            return replace(ledger, tenants=tenants, silent=silent), False
+            departed_at = ledger.departed_at
+            if departed_at is None and name in ledger.tenants:
+                departed_at = at
+            somebody_waits = any(not tenant.lease.holding.worker_count for tenant in tenants.values())
+            return replace(ledger, tenants=tenants, silent=silent, departed_at=departed_at), somebody_waits
         case Weighed(name=name, weight=weight):
             weighed = ledger.tenants.get(name)
             if weighed is None or weighed.job.weight == weight:
@@ -266,7 +281,7 @@ def _decided(ledger: Ledger, at: float) -> Ledger:
         name: replace(tenant, lease=replace(tenant.lease, allotment=allotments[name]))
         for name, tenant in ledger.tenants.items()
     }
-    return replace(ledger, tenants=tenants, decided_at=at)
+    return replace(ledger, tenants=tenants, decided_at=at, departed_at=None)
 
 
 def _as_job(tenant: Tenant, at: float) -> Job:

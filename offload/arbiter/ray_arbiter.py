@@ -18,7 +18,7 @@ from offload.arbiter.values import Lease, Report
 from offload.model.allocation.values import Rules
 from offload.train.cluster.connection import alive_nodes, amounts_in_use
 
-LOOK_S = 1.0  # seconds between two looks at the cluster
+LOOK_S, SOON_S = 1.0, 0.1  # the most and the fewest seconds between two looks at the cluster
 POLLS = 512  # runs that wait for a change at a time
 GROUPS = {"polls": POLLS, "reports": 64}
 """Calls that the arbiter answers at a time, by their group. Those that wait for a change must not keep reports from it."""
@@ -70,4 +70,4 @@ class RayArbiter:
             except Exception:
                 # Runs keep what they have, and the next look may succeed.
                 logging.getLogger(__name__).exception("the arbiter could not follow the cluster")
-            time.sleep(LOOK_S)
+            time.sleep(min(max(self._arbiter.due() - time.time(), SOON_S), LOOK_S))

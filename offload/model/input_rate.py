@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from offload.errors import ConfigError
-from offload.model.blocks import STORE_SHARE, block_rows, hub_slowdown, most_block_bytes
+from offload.model.blocks import STORE_SHARE, block_rows, hub_slowdown, most_block_bytes, room_with_hub
 from offload.model.catalog import NodeType, Shape
 from offload.model.checks import check_number
 from offload.model.overlap import Floats, plain
@@ -147,7 +147,8 @@ class InputRate:
         )
         made, blocks = np.zeros(()), np.zeros(())
         for kind, count, own in groups:
-            room = np.maximum(np.floor(most_block_bytes(stores[kind], own) / max(size, 1.0)), 1.0)
+            most = room_with_hub(most_block_bytes(stores[kind], own), w, size, cores)
+            room = np.maximum(np.floor(most / max(size, 1.0)), 1.0)
             rate = count * self._node_rate(kind, own, 0.0)
             made, blocks = made + rate, blocks + rate / np.minimum(whole, room)
         rows = np.divide(made, blocks, out=np.ones(np.broadcast(made, blocks).shape), where=blocks > 0)

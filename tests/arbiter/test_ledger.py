@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from offload.arbiter.handover import Claim, amounts, hand_over
 from offload.arbiter.ledger import (
+    BREATH_S,
     GRACE_S,
     ROUND_S,
     ClusterSeen,
@@ -399,7 +400,7 @@ def test_an_expired_lease_lets_its_run_keep_what_it_holds_and_no_more() -> None:
         assert fresh.tenants["slow"].reserved.worker_count == workers
 
 
-def test_rounds_come_a_minute_apart_unless_somebody_comes_goes_or_changes_what_it_wants() -> None:
+def test_rounds_come_a_minute_apart_unless_somebody_comes_or_changes_what_it_wants() -> None:
     ledger = step(Ledger(started_at=START), ClusterSeen(at=START, nodes=NODES))[0]
     runs = some_runs([a_job(""), a_job("")])
     ledger, now = settled(ledger, runs, START)
@@ -412,7 +413,6 @@ def test_rounds_come_a_minute_apart_unless_somebody_comes_goes_or_changes_what_i
     changes: list[Event] = [
         Reported(at=now + 1, report=replace(runs["run 0"].report(), job=a_job("run 0", weight=4.0))),
         Reported(at=now + 1, report=Report(job=a_job("new"), since=now)),
-        Departed(at=now + 1, name="run 1"),
         Weighed(at=now + 1, name="run 0", weight=4.0),
         ClusterSeen(at=now + 1, nodes=NODES[:1]),
         ClusterSeen(at=now + 1, nodes=NODES, others={"a": {"CPU": 3.0}}),
@@ -420,6 +420,33 @@ def test_rounds_come_a_minute_apart_unless_somebody_comes_goes_or_changes_what_i
     ]
     for change in changes:
         assert step(ledger, change)[0].decided_at == change.at
+
+
+def test_room_that_a_run_leaves_stays_free_for_a_breath_unless_somebody_waits_for_it() -> None:
+    ledger = step(Ledger(started_at=START), ClusterSeen(at=START, nodes=NODES))[0]
+    runs = some_runs([a_job("", workers=(1, 2)), a_job("", workers=(1, 4), restart_s=0.0)])
+    ledger, now = settled(ledger, runs, START)
+    held = runs["run 1"].holding
+    at = now + 1
+    left, changed = step(ledger, Departed(at=at, name="run 0"))
+    assert changed == {}
+    assert due(left) == at + BREATH_S
+    # Who comes within the breath finds the room free, and who stays is not disturbed.
+    newcomer = Reported(at=at + 0.5, report=Report(job=a_job("new", workers=(1, 2)), since=at))
+    _, changed = step(left, newcomer)
+    assert changed["new"].holding.worker_count
+    assert "run 1" not in changed or changed["run 1"].holding.same_workers(held)
+    # If nobody comes, who stays takes it.
+    _, changed = step(left, Tick(at=at + BREATH_S))
+    assert changed["run 1"].holding.worker_count == 4
+    # Who waits does not wait longer.
+    pinned = some_runs([a_job("", workers=(4, 4), preemptible=False)])
+    ledger, now = settled(step(Ledger(started_at=START), ClusterSeen(at=START, nodes=NODES))[0], pinned, START)
+    waits = Report(job=a_job("waits"), since=now)
+    ledger, _ = step(ledger, Reported(at=now, report=waits))
+    assert not ledger.tenants["waits"].lease.holding.worker_count
+    _, changed = step(ledger, Departed(at=now, name="run 0"))
+    assert changed["waits"].holding.worker_count == 4
 
 
 @given(st.sampled_from([0.25, 1.0, 4.0, 100.0]), st.sampled_from([1.0, 3.0]))

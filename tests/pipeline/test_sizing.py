@@ -8,13 +8,14 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload.model.blocks import BLOCK_BYTES, BLOCK_HUB_S, LONGEST_TASK_S, TASK_S, block_rows, most_block_bytes
+from offload.model.blocks import BLOCK_BYTES, BLOCK_HUB_S, HUB_ROOM, LONGEST_TASK_S, TASK_S, block_rows, most_block_bytes
 from offload.pipeline.feed.sizing import (
     PLAN_TASKS_PER_CORE,
     WAITING,
     SampleCost,
     aligned,
     block_bytes,
+    block_room,
     plan_tasks,
     rows_per_task,
 )
@@ -75,6 +76,7 @@ def test_before_anything_is_measured_each_core_makes_its_share_of_the_first_batc
 @given(rates=rates_, limit=st.integers(MIB, BLOCK_BYTES))
 def test_a_task_is_as_long_as_it_may_be(rates: SampleCost, limit: int) -> None:
     rows = rows_per_task(rates, limit)
+    limit = int(block_room(limit, rates, 1))
     assert rows >= 1
     work_s, size = rows * rates.core_seconds_per_sample, rows * rates.bytes_per_sample
     if rows > 1:
@@ -111,12 +113,28 @@ def test_tasks_of_many_cores_are_so_long_that_one_hub_keeps_up(cores: int, core_
 
 
 @settings(deadline=None)
+@given(rates=rates_, usual=st.integers(MIB, BLOCK_BYTES), cores=st.integers(1, 4000))
+def test_blocks_outgrow_the_usual_room_only_as_far_as_one_hub_needs(rates: SampleCost, usual: int, cores: int) -> None:
+    room = block_room(usual, rates, cores)
+    assert usual <= room <= HUB_ROOM * usual
+    size = max(rates.bytes_per_sample, 1.0)
+    if usual < room:
+        # A smaller block would make the hub more than half busy: it is less work than a block's time in the hub, for all cores.
+        work_s = room / size * rates.core_seconds_per_sample
+        assert work_s <= BLOCK_HUB_S * cores * (1 + 1e-6)
+    elif room > size:
+        assert room / size * rates.core_seconds_per_sample >= BLOCK_HUB_S * cores * (1 - 1e-6)
+    rows = rows_per_task(rates, usual, cores=cores)
+    assert rows == 1 or rows * size <= room * (1 + 1e-9)
+
+
+@settings(deadline=None)
 @given(cores=st.integers(1, 32), rates=rates_)
 def test_in_the_middle_of_a_pass_all_tasks_are_full_and_a_plan_holds_a_few_for_each_core(
     cores: int, rates: SampleCost
 ) -> None:
     sizes = plan_tasks(10**18, cores=cores, first_rows=256, rates=rates)
-    assert set(sizes) == {rows_per_task(rates)}
+    assert set(sizes) == {rows_per_task(rates, cores=cores)}
     assert len(sizes) == PLAN_TASKS_PER_CORE * cores
 
 

@@ -18,6 +18,7 @@ from offload.model.blocks import (
     LEAST_BLOCK_BYTES,
     LONGEST_TASK_S,
     TASK_S,
+    room_with_hub,
 )
 
 WAITING = 0.03  # the share of a task's time that the wait for its first file may take
@@ -100,10 +101,19 @@ def task_s(cores: int, first_wait_s: float = 0.0) -> float:
 
 
 def rows_per_task(rates: SampleCost, block_bytes: int = BLOCK_BYTES, *, cores: int = 1) -> int:
-    """Rows that take :func:`task_s` of one core, unless their block would outgrow ``block_bytes``; at least one."""
+    """Rows that take :func:`task_s` of one core, unless their block would outgrow :func:`block_room`; at least one."""
     by_time = task_s(cores, rates.first_wait_s) / max(rates.core_seconds_per_sample, 1e-9)
-    by_size = block_bytes / max(rates.bytes_per_sample, 1.0)
-    return max(1, int(min(by_time, by_size)))
+    return max(1, int(min(by_time, rows_in(block_room(block_bytes, rates, cores), rates))))
+
+
+def block_room(block_bytes: int, rates: SampleCost, cores: int) -> float:
+    """Bytes of the largest useful block beside so many cores: ``block_bytes``, or more where the hub needs larger ones."""
+    return float(room_with_hub(block_bytes, rates.core_seconds_per_sample, max(rates.bytes_per_sample, 1.0), cores))
+
+
+def rows_in(size_bytes: float, rates: SampleCost) -> float:
+    """The rows whose block has so many bytes."""
+    return size_bytes / max(rates.bytes_per_sample, 1.0)
 
 
 def batches_in(seconds: float, batch_s: float | None) -> int:
@@ -134,7 +144,8 @@ def _whole_batches(rates: SampleCost, block_bytes: int, local_batch_size: int, c
         return rows - rows % local_batch_size
     whole_s = local_batch_size * rates.core_seconds_per_sample
     whole_bytes = local_batch_size * rates.bytes_per_sample
-    return local_batch_size if whole_s <= max(LONGEST_TASK_S, task_s(cores)) and whole_bytes <= block_bytes else rows
+    fits = whole_s <= max(LONGEST_TASK_S, task_s(cores)) and whole_bytes <= block_room(block_bytes, rates, cores)
+    return local_batch_size if fits else rows
 
 
 def _tapered(remaining: int, full: int, cores: int) -> list[int]:

@@ -22,7 +22,7 @@ from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.feed.meter import Meter
 from offload.pipeline.feed.pace import ANY, BlockRoom
 from offload.pipeline.feed.passes import Pass, Slice
-from offload.pipeline.feed.sizing import aligned, block_bytes, for_speed, plan_tasks
+from offload.pipeline.feed.sizing import aligned, block_bytes, block_room, for_speed, plan_tasks, rows_in
 from offload.pipeline.index.rows import IndexRows, Picked, open_rows
 from offload.pipeline.order.chunks import CHUNK, whole_chunks
 from offload.pipeline.order.ranges import Missing, Ranges
@@ -170,13 +170,13 @@ class PassTasks(ABC):
         rates, cores = self._meter.rates(), self._cores()
         if rates is None or node not in cores.stores:
             return otherwise
-        room = block_bytes(cores.stores[node], max(cores.by_node[node], 1))
-        return max(1, int(room / max(rates.bytes_per_sample, 1.0)))
+        usual = block_bytes(cores.stores[node], max(cores.by_node[node], 1))
+        return max(1, int(rows_in(block_room(usual, rates, cores.cores), rates)))
 
     def _rows_for(self, size_bytes: float) -> float:
         """The rows whose block has so many bytes; infinite before the first measurement."""
         rates = self._meter.rates()
-        return math.inf if rates is None else size_bytes / max(rates.bytes_per_sample, 1.0)
+        return math.inf if rates is None else rows_in(size_bytes, rates)
 
     def under_way(self) -> bool:
         """Return whether the block of an issued task is still to come."""
