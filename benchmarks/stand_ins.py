@@ -34,7 +34,7 @@ from offload.pipeline.pool.pool import Pool
 from offload.pipeline.pool.preprocessor import Preprocessor
 from offload.pipeline.pool.processes import RayProcesses
 from offload.pipeline.pool.task import Cost
-from offload.train.hub.actor import Hub, take_turns
+from offload.train.hub.actor import Hub, collect_seldom, take_turns
 from offload.train.hub.board import Board
 
 SAMPLE_S = 0.025  # of a core, by the cluster's clock, like all times here
@@ -188,6 +188,7 @@ class ScaleHub(Hub):
 
     def __init__(self, streams: dict[str, FeedDataset], cores: Cores, processes: Sequence[Any], slower: int) -> None:
         take_turns()
+        collect_seldom()
         StoodPool.processes = processes
         self._slower = slower
         self._title = "hub"

@@ -16,6 +16,7 @@ from offload.errors import ConfigError
 from offload.model.allocation.values import NO_GPU, Holding, Job, Rules
 from offload.model.placement import WorkerResources
 from offload.train.cluster.holdings import Holdings
+from offload.train.cluster.listening import Listening
 from offload.train.steering.messages import RunState
 from offload.train.steering.registry import open_desk
 from tests.arbiter.test_ledger import SCALES
@@ -68,7 +69,7 @@ class Program:
 
     def __init__(self, run: str) -> None:
         state = RunState(name=run, user="ana", host="head", pid=1, run_dir="/runs", since=time.time())
-        self.desk = open_desk(state, Holdings(), {})
+        self.desk = open_desk(state, Holdings(), {}, Listening())
         self.desk.wait_for_watch()
 
     def run(self) -> str:

@@ -8,7 +8,15 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload.model.blocks import BLOCK_BYTES, BLOCK_HUB_S, HUB_ROOM, LONGEST_TASK_S, TASK_S, block_rows, most_block_bytes
+from offload.model.blocks import (
+    BLOCK_BYTES,
+    BLOCK_HUB_S,
+    HUB_ROOM,
+    LONGEST_TASK_S,
+    TASK_S,
+    block_rows,
+    most_block_bytes,
+)
 from offload.pipeline.feed.sizing import (
     PLAN_TASKS_PER_CORE,
     WAITING,

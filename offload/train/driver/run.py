@@ -63,6 +63,7 @@ from offload.train.worker.setup import DatasetSetup, UserFunctions, WorkerSetup,
 POLL_S = 2.0  # each answer takes CPU time from preprocessing
 POLL_BUSY_S = 0.5  # interval while workers change, or cores that others lend
 INTERRUPT_S = 0.25
+ANSWER_S = 5.0  # for the hub to answer at the end of a run
 CALL_S = 60.0  # the hub answers after this long, whether or not a worker has called
 LOST_END_S = 8.0  # time for Ray's shutdown without its control process, which takes 7 s
 WORKERS_END_S = 3.0  # time for the supervisor to end the workers
@@ -203,13 +204,15 @@ class Run:
         )
         watchers = platform.watch(hub, self.log.tell)
         training = supervisor.training
+        over = threading.Event()
+        calls = threading.Thread(target=self._hear_calls, args=(hub, over), daemon=True, name="calls of workers")
+        calls.start()
         error: BaseException | None = None
         try:
             # Only the checkpoint says where a resumed run begins.
             if not self.directory.resuming:
                 request = first_pass(self.split, deterministic=self.trainer.deterministic)
                 hub.start_ahead(request, TRAIN, self.fleet.next_nodes())
-            threading.Thread(target=self._hear_calls, args=(hub,), daemon=True, name="calls of workers").start()
             supervisor.start(self.worker_main(self._carried, self._setup(hub, name, storage, marker)))
             stopped = self._watch(supervisor, hub, interrupts, conductor, watchers)
             answered = interrupts.presses if stopped else 0
@@ -225,7 +228,10 @@ class Run:
             # The hub died, for example because its host ran out of memory. An error of the workers, if any, explains more.
             self._failed((training.exception() if training.done() else None) or lost_hub)
         finally:
+            over.set()
             if platform.lost() is None:  # otherwise, Ray would not answer these calls
+                hub.call_driver()  # wakes the thread that hears calls: it must not be at work when the connection ends
+                calls.join(ANSWER_S)
                 watchers.close()
                 supervisor.close(WORKERS_END_S)
                 conductor.close()
@@ -618,11 +624,11 @@ class Run:
             self._with_imports |= nodes
             self.platform.import_ahead(nodes, self._worker_env())
 
-    def _hear_calls(self, hub: HubClient) -> None:
-        """Look at the news as soon as a worker waits for orders."""
+    def _hear_calls(self, hub: HubClient, over: threading.Event) -> None:
+        """Look at the news as soon as a worker waits for orders, until the run is ``over``."""
         calls = 0
         with contextlib.suppress(*lost_errors()):  # the hub has ended, and so has the run
-            while True:
+            while not over.is_set():
                 calls = hub.await_calls(calls, CALL_S)
                 self._changed.set()
 

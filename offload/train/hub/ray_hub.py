@@ -15,7 +15,7 @@ from offload.pipeline.feed.feed import Feed
 from offload.pipeline.pool.core_watch import CoreWatch, CpuUser
 from offload.report.events import CoresShared, WaitsForCpus
 from offload.train.cluster.holdings import HUB, worker_title
-from offload.train.hub.actor import Hub, take_turns
+from offload.train.hub.actor import Hub, collect_seldom, take_turns
 from offload.train.hub.board import Board
 
 
@@ -60,6 +60,7 @@ class RayHub(Hub):
 
     def __init__(self, streams: dict[str, FeedDataset], cores: Cores, nodes: int, run_dir: Path) -> None:
         take_turns()
+        collect_seldom()
         context = ray.get_runtime_context()
         title = context.get_actor_name() or "hub"
         super().__init__(streams, cores, nodes, run_dir, title=title, handle=context.current_actor)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ray
@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from offload.errors import ConfigError
 from offload.train.cluster.connection import head_node
 from offload.train.cluster.holdings import DESK, HUB, NAMESPACE, Holdings
+from offload.train.cluster.listening import Listening
 from offload.train.steering.messages import Command, Reply, RunState
 from offload.train.steering.ray_desk import RayDesk
 
@@ -33,10 +34,11 @@ class OwnDesk:
     Args:
         state: what the run has shown last.
         actor: the handle of the desk.
+        listening: runs the thread that hears commands.
     """
 
-    def __init__(self, state: RunState, actor: Any) -> None:
-        self.state, self._actor = state, actor
+    def __init__(self, state: RunState, actor: Any, listening: Listening) -> None:
+        self.state, self._actor, self._listening = state, actor, listening
         # This process owns the answer, so its end tells the desk of the end of the run.
         self._stay = actor.stay.remote()
         self._watches = actor.watch.remote([self._stay]).future()
@@ -58,7 +60,7 @@ class OwnDesk:
 
     def hear(self, tell: Callable[[int, Command], None]) -> None:
         """Call ``tell`` with the number of each command, from 0, and the command, from a thread."""
-        threading.Thread(target=self._listen, args=(tell,), daemon=True, name="commands").start()
+        self._listening.start(partial(self._listen, tell), "commands")
 
     def _listen(self, tell: Callable[[int, Command], None]) -> None:
         seen = 0
@@ -66,7 +68,7 @@ class OwnDesk:
             ray.exceptions.RayError, RuntimeError, ValueError
         ):  # the run, or the cluster, has ended
             while True:
-                for command in ray.get(self._actor.asked.remote(seen, WAIT_S)):
+                for command in self._listening.answer(partial(self._actor.asked.remote, seen, WAIT_S)):
                     tell(seen, command)
                     seen += 1
 
@@ -76,7 +78,7 @@ class OwnDesk:
             method.remote(*arguments).future().add_done_callback(Future.exception)
 
 
-def open_desk(state: RunState, holdings: Holdings, runtime_env: Mapping[str, Any]) -> OwnDesk:
+def open_desk(state: RunState, holdings: Holdings, runtime_env: Mapping[str, Any], listening: Listening) -> OwnDesk:
     """Start a run's desk, and note it in ``holdings``. If another run has the name of ``state``, the run is called ``NAME-2`` and so on."""
     run, number = state.name, 1
     actor_class: Any = ray.remote(RayDesk)
@@ -100,7 +102,7 @@ def open_desk(state: RunState, holdings: Holdings, runtime_env: Mapping[str, Any
             except TAKEN:  # by another driver, in this moment
                 holdings.forget_actor(name + DESK)
             else:
-                return OwnDesk(own, actor)
+                return OwnDesk(own, actor, listening)
         number += 1
 
 

@@ -1,6 +1,6 @@
 """A run's own side of the arbiter of its cluster: it reports, and learns of its leases.
 
-Its threads never call Ray without a connection: Ray would start a new cluster.
+Its threads never call Ray without a connection: Ray would start a new cluster. They end before the connection does.
 
 Where it stops: :mod:`offload.train.driver.leasing` decides what a report says, and the run's state machine what a lease changes.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import ray
@@ -17,6 +18,7 @@ import ray
 from offload.arbiter.values import Lease, Report
 from offload.errors import ConfigError, RunError, argument
 from offload.train.cluster.holdings import ARBITER, NAMESPACE
+from offload.train.cluster.listening import Listening
 from offload.train.cluster.ray_processes import no_new_ray
 
 POLL_S = 30.0  # the arbiter answers after this long, whether or not there is another lease
@@ -27,17 +29,16 @@ _GONE = (ray.exceptions.RayError, RunError, RuntimeError, ValueError)
 class RayTenancy:
     """The tenancy of one run. Its calls never wait, and never fail: a run keeps its last lease if the arbiter has gone.
 
-    Raises ConfigError if the cluster has no arbiter.
+    ``listening``: runs its threads. Raises ConfigError if the cluster has no arbiter.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, listening: Listening) -> None:
+        self._name, self._listening = name, listening
         self._lease: Lease | None = None
         self._report: Report | None = None  # the newest that was not sent yet
         self._here = False  # whether the arbiter should know this run
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
         self._changed: Callable[[], None] = lambda: None
-        self._closed = False
         try:
             self._actor = _arbiter()
         except ValueError:
@@ -54,18 +55,18 @@ class RayTenancy:
     def start(self, changed: Callable[[], None]) -> None:
         """Begin to listen. ``changed`` is called from another thread when there is another lease."""
         self._changed = changed
-        for work in (self._send, self._listen):
-            threading.Thread(target=work, daemon=True, name=f"arbiter: {work.__name__[1:]}").start()
+        self._listening.start(self._send, "arbiter: send")
+        self._listening.start(self._listen, "arbiter: listen")
 
     def report(self, report: Report) -> None:
         """Describe the run. A newer report replaces one that was not sent yet."""
-        with self._condition:
+        with self._lock:
             self._report, self._here = report, True
-            self._condition.notify_all()
+        self._listening.notify()
 
     def depart(self) -> None:
         """Tell the arbiter that the run holds nothing, and wants nothing for now."""
-        with self._condition:
+        with self._lock:
             if not self._here:
                 return
             self._report, self._lease, self._here = None, None, False
@@ -73,57 +74,50 @@ class RayTenancy:
             self._actor.depart.remote(self._name)
 
     def close(self) -> None:
-        """Depart, and listen no more: the run is over."""
+        """Depart: the run is over."""
         self.depart()
-        with self._condition:
-            self._closed = True
-            self._condition.notify_all()
 
     def _send(self) -> None:
         """Send reports, one at a time, so that they arrive in their order."""
         while True:
-            with self._condition:
-                self._condition.wait_for(lambda: self._report is not None or self._closed)
-                if self._closed:
-                    return
+            self._listening.wait_for(lambda: self._report is not None)
+            with self._lock:
                 report, self._report = self._report, None
+            if report is None:  # the run has departed meanwhile
+                continue
             try:
                 with no_new_ray():
-                    self._take(ray.get(self._actor.report.remote(report)))
+                    self._take(self._listening.answer(partial(self._actor.report.remote, report)))
             except _GONE:
                 self._find_again()
 
     def _listen(self) -> None:
         """Wait for leases that the arbiter changes between two reports."""
         while True:
-            with self._condition:
-                self._condition.wait_for(lambda: (self._here and self._lease is not None) or self._closed)
-                if self._closed:
-                    return
+            self._listening.wait_for(lambda: self._here and self._lease is not None)
+            with self._lock:
                 number = -1 if self._lease is None else self._lease.number
             try:
                 with no_new_ray():
-                    self._take(ray.get(self._actor.changed.remote(self._name, number, POLL_S)))
+                    self._take(self._listening.answer(partial(self._actor.changed.remote, self._name, number, POLL_S)))
             except _GONE:
                 self._find_again()
 
     def _find_again(self) -> None:
         """Wait a moment, and find the arbiter: Ray may have started it again, or somebody another one."""
-        with self._condition:
-            if self._condition.wait_for(lambda: self._closed, AGAIN_S):
-                return
+        self._listening.wait_for(lambda: False, AGAIN_S)
         with contextlib.suppress(*_GONE), no_new_ray():
             self._actor = _arbiter()
 
     def _take(self, lease: Lease | None) -> None:
-        with self._condition:
+        with self._lock:
             known = self._lease
             # The answer to a report may come later than a change that followed it.
             if lease is None or not self._here or (known is not None and lease.number < known.number):
                 return
             self._lease = lease
-            self._condition.notify_all()
             news = known is None or known.number != lease.number or known.reason != lease.reason
+        self._listening.notify()
         if news:
             self._changed()
 

@@ -24,6 +24,7 @@ from offload.train.cluster.connected import ConnectedCluster
 from offload.train.cluster.holdings import Holdings, worker_title
 from offload.train.cluster.idle import is_alone
 from offload.train.cluster.left import leave
+from offload.train.cluster.listening import Listening
 from offload.train.cluster.node_requests import NodeRequests
 from offload.train.cluster.notices import Watchers
 from offload.train.cluster.ray_nodes import free_resources
@@ -54,6 +55,7 @@ class RayPlatform:
         self._control: ControlWatch | None = None
         self._run = ""
         self._desk: OwnDesk | None = None
+        self._listening = Listening()
         self._job_env: dict[str, Any] = dict(ray.get_runtime_context().runtime_env)
 
     @property
@@ -117,12 +119,12 @@ class RayPlatform:
             run_dir=str(directory.path),
             since=time.time(),
         )
-        self._desk = open_desk(state, self._holdings, self.process_env())
+        self._desk = open_desk(state, self._holdings, self.process_env(), self._listening)
         self._run = self._desk.state.name
         return self._desk
 
     def open_tenancy(self) -> RayTenancy:
-        return RayTenancy(self._run)
+        return RayTenancy(self._run, self._listening)
 
     def start_hub(
         self, directory: RunDirectory, streams: dict[str, FeedDataset], cores: Cores, *, threads: int
@@ -152,11 +154,13 @@ class RayPlatform:
         return Watchers(hub, tell)
 
     def release(self, cpus: Mapping[str, float]) -> None:
+        self._listening.end()
         self._holdings.release()
         self._holdings.drop()
         leave(cpus)
 
     def forget(self) -> None:
+        self._listening.end()
         self._holdings.drop()
 
 
