@@ -37,8 +37,8 @@ behind it."""
 
 
 GARBAGE = 50_000
-"""New objects after which the hub's process looks for cyclic garbage; Python's default is 700. A pass keeps its tasks until its end, and each
-look went through all of them: a sixth of the hub's CPU time with 1,000 cores."""
+"""New objects after which the hub's process looks for cyclic garbage; Python's default is 700. A pass keeps its tasks until its end, and
+each look goes through all of them."""
 
 
 def take_turns() -> None:
