@@ -41,7 +41,7 @@ CORES_OF_A_PROCESS = 125
 PROCESS_START_S = 0.7  # for each core's own process, one after the other
 READ_S = 2.0  # by the cluster's clock
 LOOK_S = 0.25
-DEADLINE_S = 150.0
+DEADLINE_S = 600.0
 
 
 class Case:
