@@ -9,8 +9,8 @@ Set OPENBLAS_NUM_THREADS=1: with more threads, small matrices take longer. Rows 
 
 The simulator, its traces and its workloads are the checkout's: 160 jobs in 8 hours on 16 nodes of 4 GPUs, 8 workloads at each of 4 loads.
 The benchmark puts its own policy in the place of Pollux's, and leaves the rest as it is, with two exceptions. The fit of a job's step time
-minimises the simulator's own objective, from where the last fit ended: its first way takes a second each. And a job's input may limit
-it: half of the jobs (``--input-bound``) need as many cores for each GPU as Synergy measured for five image models, the others one, of 3
+minimises the simulator's own objective from the simulator's own start, with a slope in closed form: the simulator's way takes a second
+each. And a job's input may limit it: half of the jobs (``--input-bound``) need as many cores for each GPU as Synergy measured for five image models, the others one, of 3
 that there are.
 
 Policies: ``joint`` chooses workers and cores together. ``proportional`` chooses workers as if no job had an input, and gives each GPU its
@@ -204,7 +204,8 @@ def _rows_of(output: Path) -> list[dict[str, Any]]:
 
 
 class Fits:
-    """The simulator's fit of a step time: its objective, minimised from where the fit to one measurement fewer ended."""
+    """The simulator's fit of a step time: its objective, minimised from its start. Where the minimum ends depends on that: a start at the
+    last fit's end keeps what few measurements said of many nodes, and jobs then stay on one."""
 
     def __init__(self, goodput: Any) -> None:
         self._goodput = goodput
@@ -214,11 +215,10 @@ class Fits:
         data = [np.asarray(column, dtype=float) for column in (nodes, workers, sizes, compute, step)]
         key = tuple(column.tobytes() for column in data)
         if key not in self._ended:
-            before = self._ended.get(tuple(column[:-1].tobytes() for column in data))
-            self._ended[key] = self._fit(data, before)
+            self._ended[key] = self._fit(data)
         return self._goodput.PerfParams(*self._ended[key])
 
-    def _fit(self, data: list[Any], before: Any) -> Any:
+    def _fit(self, data: list[Any]) -> Any:
         nodes, workers, sizes, compute, _ = data
         start = np.array([0.1, 0.01] * 3 + [1.001])
         lower, upper = np.array([1e-8] * 6 + [1.0]), np.array([np.inf] * 6 + [10.0])
@@ -230,9 +230,6 @@ class Fits:
         start[~free] = lower[~free]
         if len(np.unique(sizes)) == 1:
             free[0], start[0] = False, float(np.mean(compute)) / 2
-        if before is not None:
-            start[free] = np.clip(np.maximum(before[free], 1e-6), lower[free], upper[free] - 0.1)
-            start[6] = max(start[6], 1.001)
 
         def value(x: Any) -> tuple[float, Any]:
             whole = start.copy()
@@ -242,9 +239,7 @@ class Fits:
 
         bounds = scipy.optimize.Bounds(lower[free], upper[free])
         fitted = start.copy()
-        fitted[free] = scipy.optimize.minimize(
-            value, start[free], jac=True, bounds=bounds, options={"maxiter": 100, "ftol": 1e-7}
-        ).x
+        fitted[free] = scipy.optimize.minimize(value, start[free], jac=True, bounds=bounds).x
         if not np.any(nodes > 1):
             fitted[2:4] = np.maximum(fitted[2:4], 1.1 * fitted[4:6])
         return fitted
