@@ -10,8 +10,8 @@ Set OPENBLAS_NUM_THREADS=1: with more threads, small matrices take longer. Rows 
 The simulator, its traces and its workloads are the checkout's: 160 jobs in 8 hours on 16 nodes of 4 GPUs, 8 workloads at each of 4 loads.
 The benchmark puts its own policy in the place of Pollux's, and leaves the rest as it is, with two exceptions. The fit of a job's step time
 minimises the simulator's own objective from the simulator's own start, with a slope in closed form: the simulator's way takes a second
-each. And a job's input may limit it: half of the jobs (``--input-bound``) need as many cores for each GPU as Synergy measured for five image models, the others one, of 3
-that there are.
+each. And a job's input may limit it: half of the jobs (``--input-bound``) need as many cores for each GPU as Synergy measured for five
+image models, the others one, of 3 that there are.
 
 Policies: ``joint`` chooses workers and cores together. ``proportional`` chooses workers as if no job had an input, and gives each GPU its
 3 cores. ``tuned`` is the same, after which each node's jobs leave the cores that they do not need to those that need more, as Synergy's
@@ -500,12 +500,27 @@ def run(simulator: Any, workload: Path, policy: str, *, input_bound: bool, first
 
 
 def means(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The joint policy's mean completion times without input, for each load of which all workloads are there."""
+    """Mean completion times over whole workloads: without input, the joint policy's for each load of which all workloads are there; with
+    input, each policy's at load 1.0 over the workloads that all policies have run."""
     times: dict[str, list[float]] = {load: [] for load in PUBLISHED}
+    with_input: dict[str, dict[str, float]] = {policy: {} for policy in POLICIES}
     for row in rows:
-        if row["policy"] == "joint" and not row["input_bound"] and row["first_jobs"] is None:
+        if row["first_jobs"] is not None:
+            continue
+        if row["input_bound"]:
+            if row["load"] == "1.0":
+                with_input[row["policy"]][row["workload"]] = row["average_completion_s"]
+        elif row["policy"] == "joint":
             times[row["load"]].append(row["average_completion_s"])
-    return {"means_s": {load: round(statistics.fmean(of), 1) for load, of in times.items() if len(of) == WORKLOADS}}
+    found: dict[str, Any] = {
+        "means_s": {load: round(statistics.fmean(of), 1) for load, of in times.items() if len(of) == WORKLOADS}
+    }
+    if all_ran := set.intersection(*(set(of) for of in with_input.values())):
+        found["input_bound"] = {
+            "workloads": len(all_ran),
+            **{name: round(statistics.fmean(of[w] for w in all_ran), 1) for name, of in with_input.items()},
+        }
+    return found
 
 
 @click.command()

@@ -25,7 +25,7 @@ import statistics
 import sys
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -247,6 +247,26 @@ def _timed(decide: Callable[..., Any], seconds: list[float]) -> Callable[..., An
     return timed
 
 
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of each policy, over the workloads that both have run."""
+    by_policy = {name: {row["workload"]: row for row in rows if row["policy"] == name} for name in POLICIES}
+    both = sorted(set.intersection(*(set(of) for of in by_policy.values())))
+    if not both:
+        return {}
+    return {
+        "summary": {
+            name: {
+                "workloads": len(both),
+                "average_completion_s": round(statistics.fmean(of[w]["average_completion_s"] for w in both), 1),
+                "worst_fairness_ratio": max(of[w]["worst_fairness_ratio"] for w in both),
+                "restarts": sum(of[w]["restarts"] for w in both),
+                "decision_s_p95": max(of[w]["decision_s_p95"] for w in both),
+            }
+            for name, of in by_policy.items()
+        }
+    }
+
+
 @click.command()
 @click.option(
     "--sia",
@@ -267,7 +287,7 @@ def main(
     simulator = Simulator(sia)
     command = ["python", "benchmarks/cluster_sharing_sia.py", "--sia", "CHECKOUT", "..."]
     solver = {name: importlib.metadata.version(name) for name in ("cvxpy-base", "cylp")}
-    results = Results(output, command, {"sias_solver": solver})
+    results = Results(output, command, {"sias_solver": solver}, summary)
     for number in numbers:
         for policy in policies:
             workload = sia / "sia-simulator" / "workloads" / "philly" / f"workload-{number}.csv"
