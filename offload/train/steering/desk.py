@@ -14,16 +14,18 @@ class Desk:
     """The desk of one run. Its methods run on several threads. ``state``: the run's first state."""
 
     def __init__(self, state: RunState) -> None:
-        self._state = state
+        self._state, self._number = state, 0
         self._commands: list[Command] = []
         self._replies: dict[int, Reply] = {}
         self._changed = threading.Condition()
 
     # -- the run ---------------------------------------------------------------------------------------------------
 
-    def show(self, state: RunState) -> None:
-        """Make this the state that others see."""
-        self._state = state
+    def show(self, number: int, state: RunState) -> None:
+        """Make this the state that others see, unless one with a higher number has arrived: Ray does not keep the order of calls."""
+        with self._changed:
+            if number > self._number:
+                self._state, self._number = state, number
 
     def asked(self, seen: int, timeout_s: float) -> tuple[Command, ...]:
         """The commands after the first ``seen``. Waits for one, at most for ``timeout_s``."""

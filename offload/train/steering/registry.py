@@ -39,6 +39,7 @@ class OwnDesk:
 
     def __init__(self, state: RunState, actor: Any, listening: Listening) -> None:
         self.state, self._actor, self._listening = state, actor, listening
+        self._shown = 0  # states
         # This process owns the answer, so its end tells the desk of the end of the run.
         self._stay = actor.stay.remote()
         self._watches = actor.watch.remote([self._stay]).future()
@@ -52,7 +53,8 @@ class OwnDesk:
         """See :meth:`offload.train.steering.desk.Desk.show`."""
         if state != self.state:
             self.state = state
-            self._start(self._actor.show, state)
+            self._shown += 1
+            self._start(self._actor.show, self._shown, state)
 
     def reply(self, number: int, reply: Reply) -> None:
         """See :meth:`offload.train.steering.desk.Desk.reply`."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from offload import runs
 from offload.errors import ConfigError
@@ -25,11 +28,13 @@ class OwnDesk:
     def __init__(self) -> None:
         self.state = RunState(name="vit", user="ana", host="head", pid=1, run_dir="/runs/vit", since=0.0)
         self.desk = Desk(self.state)
+        self.shows = 0
         self._tell: Callable[[int, Command], None] = lambda number, command: None
 
     def show(self, state: RunState) -> None:
         self.state = state
-        self.desk.show(state)
+        self.shows += 1
+        self.desk.show(self.shows, state)
 
     def reply(self, number: int, reply: Reply) -> None:
         self.desk.reply(number, reply)
@@ -154,3 +159,12 @@ def test_a_run_that_waits_to_start_can_be_paused_resumed_and_stopped_but_not_res
 def test_nodes_must_have_places_for_all_workers() -> None:
     with pytest.raises(ConfigError, match="nodes has places for 1 workers, and workers=2: make them equal"):
         runs.resize("vit", 2, nodes={"gpu": 1})
+
+
+@given(st.permutations(range(1, 6)))
+def test_others_see_the_newest_state_in_whatever_order_states_arrive(order: list[int]) -> None:
+    first = OwnDesk().state
+    desk = Desk(first)
+    for number in order:
+        desk.show(number, replace(first, reason=str(number)))
+    assert desk.state().reason == "5"
