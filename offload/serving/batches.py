@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from offload.errors import RunError
+from offload.errors import FAILURES, RunError
 from offload.inference.predictor import Predictor
 from offload.inference.weights import read_weights
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID, Columns
+from offload.pipeline.preprocessing.wording import say
 from offload.serving.requests import FAILED, Refusal
 from offload.train.worker.data.batch import shown_batch
 from offload.train.worker.data.cutting import Cutter, budget_of
@@ -43,8 +44,8 @@ class ServedModel:
         good = [number for number, sample in enumerate(samples) if not isinstance(sample, Refusal)]
         try:
             outputs = self._outputs([samples[number] for number in good])
-        except RunError:
-            # Samples of several clients: one must not fail with another.
+        except FAILURES:
+            # Samples of several clients: one must not fail with another. The user's steps on the device may raise anything.
             outputs = [self._alone(samples[number]) for number in good]
         for number, output in zip(good, outputs, strict=True):
             answers[number] = output
@@ -55,6 +56,8 @@ class ServedModel:
             return self._outputs([sample])[0]
         except RunError as error:
             return Refusal(status=FAILED, text=f"The model cannot be called: {error}")
+        except FAILURES as error:
+            return Refusal(status=FAILED, text=f"The model cannot be called: {say(error)}.")
 
     def _outputs(self, samples: Sequence[Any]) -> list[Outputs | Refusal]:
         """The outputs of samples in one batch, or in as few as ``max_tokens`` of a ``collate_fn`` allows. Raises RunError."""
@@ -69,10 +72,29 @@ class ServedModel:
             named = self._predictor.named_outputs(self._model, shown_batch(content), cut.rows)
             columns_of = {name: _values(column) for name, column in named.items()}
             outputs += [{name: values[row] for name, values in columns_of.items()} for row in range(cut.rows)]
+        if len(outputs) != len(samples):
+            # Nobody could say whose outputs are whose.
+            raise RunError(f"{len(samples)} samples of requests became {len(outputs)} in a batch.")
         return outputs
 
 
 def _values(column: Any) -> list[Any]:
-    if isinstance(column, torch.Tensor):
-        return list(column.detach().cpu().tolist())
-    return list(column.tolist() if isinstance(column, np.ndarray) else column)
+    return [_plain(value) for value in column] if isinstance(column, list | tuple) else list(_plain(column))
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON holds it: numbers, text, and lists and objects of them. Raises RunError for anything else."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        return value.tolist() if not value.is_complex() else _plain(value.resolve_conj().numpy())
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(name): _plain(of) for name, of in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(of) for of in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise RunError(
+        f"an output is of type {type(value).__name__}, which JSON lacks. Return tensors, numbers or text, or lists or dicts of them."
+    )

@@ -18,9 +18,11 @@ from offload.serving.requests import BAD, BUSY, FAILED, FORM, MOST_BYTES, TOO_LA
 
 RETRY_S = 300.0  # time for a request whose replica was lost to find another
 PAUSE_S = 0.1
+MOST_DEATHS = 3  # replicas that died while they had a request, before it counts as the cause
 
 _LOST = (
     ray.exceptions.RayActorError,
+    ray.exceptions.ObjectLostError,  # the preprocessed sample, with its node
     serve.exceptions.DeploymentUnavailableError,
     serve.exceptions.ReplicaUnavailableError,
 )
@@ -82,7 +84,7 @@ class Ingress:
 
     async def _answer(self, sample: Sample) -> Outputs | Refusal:
         """The outputs of a sample. What a lost replica had taken goes to another: a prediction changes nothing, so it may run twice."""
-        until = time.monotonic() + RETRY_S
+        until, deaths = time.monotonic() + RETRY_S, 0
         while True:
             try:
                 # The preprocessed sample goes from replica to replica, and not through this one.
@@ -91,9 +93,15 @@ class Ingress:
             except serve.exceptions.BackPressureError:
                 return Refusal(status=BUSY, text="All replicas are busy. Try again in a moment.")
             except Exception as error:
-                lost = any(isinstance(cause, _LOST) for cause in causes(error))
-                if not lost:
+                found = list(causes(error))
+                if not any(isinstance(cause, _LOST) for cause in found):
                     return Refusal(status=FAILED, text=f"The prediction failed: {_words(error)}.")
+                deaths += any(isinstance(cause, ray.exceptions.ActorDiedError) for cause in found)
+                if deaths >= MOST_DEATHS:
+                    # It may be what kills them: no other client should lose all replicas to it.
+                    return Refusal(
+                        status=FAILED, text=f"{deaths} replicas have died with this request, so no other one gets it."
+                    )
                 if time.monotonic() > until:
                     return Refusal(status=BUSY, text="The replicas of this request were lost. Try again in a moment.")
                 await asyncio.sleep(PAUSE_S)

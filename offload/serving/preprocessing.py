@@ -6,6 +6,7 @@ Where it stops: the device part of the preprocessing belongs to the model's batc
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import pickle
@@ -108,7 +109,8 @@ def _column(value: Any) -> Any:
     """The column of one value, as sources have it: numbers as an array."""
     if isinstance(value, bool | int | float):
         return np.array([value])
-    if isinstance(value, list) and value:
-        array = np.asarray(value) if all(isinstance(item, bool | int | float | list) for item in value) else None
-        return [value if array is None or array.dtype.kind not in "biuf" else array]
+    if isinstance(value, list) and value and all(isinstance(item, bool | int | float | list) for item in value):
+        with contextlib.suppress(ValueError):  # lists that differ in length stay lists, as those of a Parquet file do
+            array = np.asarray(value)
+            return [array if array.dtype.kind in "biuf" else value]
     return [value]

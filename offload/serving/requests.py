@@ -6,10 +6,16 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from offload.pipeline.blocks.whole_samples import CONTENTS, LENGTHS, SAMPLES
+from offload.pipeline.blocks.wire import HIDDEN, SAMPLE_ID
+
 MOST_BYTES = 64 << 20
 
 BAD, TOO_LARGE, WRONG_TYPE, UNUSABLE, BUSY, FAILED = 400, 413, 415, 422, 503, 500
 """Status codes of HTTP. UNUSABLE: the sample cannot be read or transformed; FAILED: the model cannot be called."""
+
+RESERVED = frozenset((SAMPLE_ID, *HIDDEN, SAMPLES, CONTENTS, LENGTHS))
+"""Columns that blocks have of their own. A client's could say that a row holds several samples, and shift the outputs of others."""
 
 FORM = "multipart/form-data"
 JSON = "application/json"
@@ -61,4 +67,8 @@ def _row(body: bytes) -> Sample | Refusal:
     if not isinstance(row, dict) or not row:
         found = "an empty object" if row == {} else f"a {type(row).__name__}"
         return Refusal(status=BAD, text=f"A row is a JSON object with a value for each column, found {found}.")
+    if reserved := sorted(RESERVED & row.keys()):
+        return Refusal(
+            status=BAD, text=f"A column is named {reserved[0]}, which offload adds itself. Give it another name."
+        )
     return Sample(row=row)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import ray
 import torch
 import yaml
 from click.testing import CliRunner
@@ -19,6 +22,7 @@ from hypothesis import strategies as st
 
 import offload
 from offload.serving.batches import ServedModel
+from offload.serving.ingress import Ingress
 from offload.serving.preprocessing import RequestPreprocessing
 from offload.serving.requests import MOST_BYTES, Refusal, Sample, sample_of
 from tests.programs import predicted
@@ -71,6 +75,84 @@ def test_every_body_is_a_sample_or_refused_with_a_sentence(kind: str, body: byte
         assert (sample.image is None) != (sample.row is None)
 
 
+@pytest.mark.parametrize(
+    "name", ["__samples__", "__contents__", "__lengths__", "__position__", "__error__", "sample_id"]
+)
+def test_a_client_cannot_name_a_column_as_offload_does(name: str) -> None:
+    refused = sample_of("application/json", json.dumps({"age": 1, name: []}).encode())
+    assert isinstance(refused, Refusal)
+    assert (refused.status, refused.text) == (
+        400,
+        f"A column is named {name}, which offload adds itself. Give it another name.",
+    )
+
+
+def test_lists_that_differ_in_length_reach_the_transform(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"polygon": [[[1, 2, 3], [4, 5]]]}), tmp_path / "rows.parquet")
+    data = offload.parquet(tmp_path / "rows.parquet", corners)
+    columns = RequestPreprocessing(data)(Sample(row={"polygon": [[1, 2, 3], [4, 5]]}))
+    assert not isinstance(columns, Refusal), columns
+    assert np.asarray(columns["corners"]).tolist() == [5]
+
+
+def corners(batch: dict[str, Any]) -> dict[str, Any]:
+    """A transform of rows: the numbers in nested lists."""
+    return {"corners": np.array([sum(len(part) for part in polygon) for polygon in batch["polygon"]])}
+
+
+def refuses_negative(batch: dict[str, Any]) -> dict[str, Any]:
+    """A step on the device."""
+    if (batch["features"] < 0).any():
+        raise ValueError("a negative income")
+    return batch
+
+
+def test_a_sample_that_a_step_on_the_device_refuses_fails_alone(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"age": [1], "income": [1.0]}), tmp_path / "rows.parquet")
+    torch.save(torch.nn.Linear(2, 3).state_dict(), tmp_path / "weights.pt")
+    data = offload.parquet(tmp_path / "rows.parquet", scaled, on_device=refuses_negative)
+    of_rows = offload.Predictor(
+        lambda: torch.nn.Linear(2, 3), data, outputs=lambda model, batch: model(batch["features"])
+    )
+    preprocessing, model = RequestPreprocessing(data), ServedModel(of_rows, str(tmp_path / "weights.pt"))
+    good, bad = (preprocessing(Sample(row={"age": 1, "income": income})) for income in (1.0, -1.0))
+    answered, refused = model.answers([good, bad])
+    assert answered == model.answers([good])[0]
+    assert isinstance(refused, Refusal)
+    assert refused.status == 500
+    assert "ValueError: a negative income" in refused.text
+
+
+def boxes(model: torch.nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
+    """As many boxes for each sample as it is old."""
+    ages = [round(10 * float(row[0])) for row in batch["features"]]
+    return {
+        "boxes": [torch.ones(age, 2) for age in ages],
+        "scores": [np.full(age, 0.5) for age in ages],
+        "text": ["a" for _ in ages],
+    }
+
+
+def test_outputs_of_different_sizes_are_numbers_in_json(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"age": [1], "income": [1.0]}), tmp_path / "rows.parquet")
+    torch.save(torch.nn.Linear(2, 3).state_dict(), tmp_path / "weights.pt")
+    data = offload.parquet(tmp_path / "rows.parquet", scaled)
+    preprocessing = RequestPreprocessing(data)
+    samples = [preprocessing(Sample(row={"age": age, "income": 1.0})) for age in (1, 2)]
+    model = ServedModel(
+        offload.Predictor(lambda: torch.nn.Linear(2, 3), data, outputs=boxes), str(tmp_path / "weights.pt")
+    )
+    assert model.answers(samples) == [
+        {"boxes": [[1.0, 1.0]] * age, "scores": [0.5] * age, "text": "a"} for age in (1, 2)
+    ]
+    complex_ = offload.Predictor(
+        lambda: torch.nn.Linear(2, 3), data, outputs=lambda model, batch: torch.view_as_complex(batch["features"])
+    )
+    (refused,) = ServedModel(complex_, str(tmp_path / "weights.pt")).answers(samples[:1])
+    assert isinstance(refused, Refusal)
+    assert "an output is of type complex, which JSON lacks" in refused.text
+
+
 def test_a_body_that_is_too_large_is_refused() -> None:
     refused = sample_of("image/png", bytes(MOST_BYTES + 1))
     assert isinstance(refused, Refusal)
@@ -108,3 +190,24 @@ app = offload.serving.app(predictor, {str(tmp_path / "weights.pt")!r}, preproces
     scale = deployments["preprocessing"]["autoscaling_config"]
     assert (scale["min_replicas"], scale["max_replicas"]) == (2, 16)
     assert deployments["ingress"]["ray_actor_options"]["num_cpus"] == 0
+
+
+class Dying:
+    """A deployment whose replicas die with each request. It counts them."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+
+    async def remote(self, _: Any) -> Any:
+        self.requests += 1
+        raise ray.exceptions.ActorDiedError
+
+
+def test_a_request_that_kills_its_replicas_gets_no_further_ones() -> None:
+    dying = Dying()
+    ingress: Any = object.__new__(Ingress)
+    ingress._preprocessing, ingress._model = SimpleNamespace(remote=lambda sample: sample), dying
+    refused = asyncio.run(ingress._answer(Sample(row={"x": 1})))
+    assert isinstance(refused, Refusal)
+    assert (refused.status, refused.text) == (500, "3 replicas have died with this request, so no other one gets it.")
+    assert dying.requests == 3

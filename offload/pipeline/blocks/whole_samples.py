@@ -25,7 +25,7 @@ SAMPLES = "__samples__"
 CONTENTS = "__contents__"
 """A block's column of the contents of the samples' arrays and tensors, as bytes."""
 
-_LENGTHS = "__lengths__"
+LENGTHS = "__lengths__"
 _ALIGNED = 64
 _BESIDE_BYTES = 1 << 10  # smaller contents stay in the pickle
 
@@ -99,7 +99,7 @@ def encode(rows: Sequence[Sequence[Any]]) -> dict[str, pa.Array]:
     stored = pa.Array.from_buffers(pa.large_binary(), len(rows), buffers)
     return {
         SAMPLES: pa.array(structures, pa.large_binary()),
-        _LENGTHS: pa.array(lengths, pa.list_(pa.int64())),
+        LENGTHS: pa.array(lengths, pa.list_(pa.int64())),
         CONTENTS: pa.ExtensionArray.from_storage(ContentsType(), stored),
     }
 
@@ -112,7 +112,7 @@ def decode(columns: Columns) -> list[list[Any]]:
     from offload.pipeline.blocks.packing import Packed, unpack
 
     rows = []
-    structures, lengths, contents = columns.pop(SAMPLES), columns.pop(_LENGTHS), columns.pop(CONTENTS)
+    structures, lengths, contents = columns.pop(SAMPLES), columns.pop(LENGTHS), columns.pop(CONTENTS)
     for structure, sizes, content in zip(structures, lengths, contents, strict=True):
         at, parts = 0, []
         for size in sizes:
