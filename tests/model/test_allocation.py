@@ -116,7 +116,9 @@ def test_no_node_holds_more_than_it_has_and_every_promise_is_kept(world: Any, po
         assert count == 0 or max(j.workers[0], 1) <= count <= j.workers[1]
         if count:
             assert {n.gpu_type for n in nodes if mine.holding.workers.get(n.name)} == {mine.holding.kind}
-            assert not j.measured or mine.holding.kind in j.step_times
+            # Where no node is of a kind that it was measured on, it is measured anew on another one.
+            elsewhere = not {n.gpu_type for n in nodes} & j.step_times.keys() or mine.goodput is None
+            assert not j.measured or mine.holding.kind in j.step_times or elsewhere
             assert not (j.measured and j.core_seconds_per_sample) or mine.holding.core_count >= 1
         assert mine.restarts == (bool(count and j.present.workers) and not mine.holding.same_workers(j.present))
 
@@ -179,7 +181,9 @@ def programmes(draw: Any) -> tuple[list[Choices], dict[str, float], float]:
         kinds = (None, *(draw(st.sampled_from(KINDS)) for _ in range(count)))
         rest = dict.fromkeys(("workers", "nodes", "cores", "goodput", "stands", "enough"), gpus)
         tables.append(
-            Choices(kinds=kinds, gpus=gpus, cpus=cpus, usd_per_hour=gpus, worth=worth, fair_goodput=1.0, **rest)
+            Choices(
+                kinds=kinds, gpus=gpus, cpus=cpus, usd_per_hour=gpus, worth=worth, fair_goodput=1.0, others={}, **rest
+            )
         )
     return tables, {"A": draw(st.integers(0, 8)), "B": draw(st.integers(0, 8))}, draw(st.integers(0, 16))
 
@@ -187,7 +191,9 @@ def programmes(draw: Any) -> tuple[list[Choices], dict[str, float], float]:
 def solve(world: Any, power: float, *, exact: bool, more: float = 0.0) -> tuple[Programme, Counted]:
     tables, gpus, cpus = world
     bigger = {kind: count + more for kind, count in gpus.items()}
-    programme = Programme.of(tables, [1.0] * len(tables), power, bigger, cpus + more, None, list(range(len(tables))))
+    programme = Programme.of(
+        tables, [1.0] * len(tables), power, bigger, cpus + more, {}, None, list(range(len(tables)))
+    )
     return programme, choose(programme, [False] * len(tables), 10**6 if exact else 0)
 
 
@@ -465,3 +471,82 @@ def test_the_local_batch_is_limited_on_each_kind(data: st.DataObject) -> None:
 
     for kind, pair in zip(KINDS, (small, large), strict=True):
         assert goodput(kind, dict(zip(KINDS, (small, large), strict=True))) == goodput(kind, pair)
+
+
+SCALES = StepTime(alpha_compute=0.05, beta_compute=0.002, alpha_inter=0.01, beta_inter=0.001, gamma=1.5)
+TWO_NODES = [NodeResources(name=name, cpus=32, gpus=4, gpu_type="A") for name in ("n1", "n2")]
+
+
+def a_run(name: str, **changes: Any) -> Job:
+    values: dict[str, Any] = {
+        "step_times": {"A": SCALES},
+        "batch_size": 256,
+        "core_seconds_per_sample": 0.005,
+        "worker": WorkerResources(cpus=0.0, gpus=1.0),
+        "age_s": 3600.0,
+    }
+    return Job(name=name, **{**values, **changes})
+
+
+SPREAD = Holding(kind="A", workers={"n1": 1, "n2": 1}, cores={"n1": 2})
+WHOLE_NODE = WorkerResources(cpus=0.0, gpus=4.0)
+
+
+@pytest.mark.parametrize("step_times", [{}, {"A": SCALES}], ids=["new", "measured"])
+def test_a_job_that_fits_no_gap_keeps_nobody_from_the_room_that_there_is(step_times: Any) -> None:
+    standing = a_run("standing", workers=(2, 2), present=SPREAD)
+    big = a_run("big", worker=WHOLE_NODE, workers=(1, 1), step_times={}, age_s=5.0)
+    small = a_run("small", workers=(3, 3), step_times=step_times, age_s=4.0)
+    shared = allocate([standing, big, small], TWO_NODES, Rules())
+    assert {name: a.holding.worker_count for name, a in shared.items()} == {"standing": 2, "big": 0, "small": 3}
+    assert shared["big"].reason == "waits: 1 worker fit the cluster, but not the gaps between the others"
+
+
+@pytest.mark.parametrize("most", [2, 4])
+def test_whoever_is_less_urgent_moves_out_of_the_way(most: int) -> None:
+    standing = a_run("standing", workers=(2, most), present=SPREAD)
+    urgent = a_run("urgent", worker=WHOLE_NODE, workers=(1, 1), priority=5)
+    shared = allocate([standing, urgent], TWO_NODES, Rules())
+    assert shared["urgent"].holding.worker_count == 1
+    assert shared["standing"].holding.worker_count >= 2
+    assert not {*shared["urgent"].holding.workers} & {*shared["standing"].holding.workers}
+
+
+def test_the_more_urgent_one_gets_the_only_custom_resource() -> None:
+    node = NodeResources(name="n1", cpus=32, gpus=4, gpu_type="A", others={"fast": 1.0})
+    needs = WorkerResources(cpus=0.0, gpus=1.0, others={"fast": 1.0})
+    here = Holding(kind="A", workers={"n1": 1}, cores={"n1": 2})
+    for present in (Holding(), here):
+        jobs = [a_run("a", worker=needs, present=present), a_run("b", worker=needs, priority=5)]
+        shared = allocate(jobs, [node], Rules())
+        assert {name: a.holding.worker_count for name, a in shared.items()} == {"a": 0, "b": 1}
+
+
+def test_a_job_measured_on_gpus_that_are_gone_is_measured_on_those_that_are_left() -> None:
+    left = NodeResources(name="n1", cpus=32, gpus=4, gpu_type="B")
+    allotment = allocate([a_run("run")], [left], Rules())["run"]
+    assert (allotment.holding.kind, allotment.holding.worker_count) == ("B", 1)
+    assert "to be measured" in allotment.reason
+
+
+def test_the_budget_counts_what_jobs_cost_that_keep_what_they_hold() -> None:
+    rules = Rules(usd_per_hour=6.0, usd_per_gpu_hour={"A": 3.0})
+    keeps = a_run("keeps", preemptible=False, workers=(1, 2), present=Holding(kind="A", workers={"n1": 2}))
+    shared = allocate([keeps, a_run("comes")], TWO_NODES, rules)
+    assert shared["comes"].holding == Holding()
+    assert shared["comes"].reason == "waits: 1 worker of it would cost 3 dollars an hour, and the budget has 0 left"
+
+
+@pytest.mark.parametrize("weight", [0.001, 0.5, 100.0])
+@pytest.mark.parametrize("power", [-20.0, -1.0, 0.5])
+def test_a_job_alone_gets_the_same_whatever_its_weight(weight: float, power: float) -> None:
+    rules = Rules(fairness=power)
+    alone = allocate([a_run("run")], TWO_NODES, rules)["run"].holding
+    assert alone.worker_count == 8
+    assert allocate([a_run("run", weight=weight)], TWO_NODES, rules)["run"].holding == alone
+
+
+def test_light_jobs_get_the_room_that_a_heavy_one_leaves() -> None:
+    light = [a_run(f"light {i}", weight=0.001, step_times={}, age_s=9.0) for i in range(2)]
+    shared = allocate([a_run("heavy", weight=100.0, workers=(2, 2)), *light], TWO_NODES, Rules())
+    assert all(shared[job.name].holding.worker_count for job in light)

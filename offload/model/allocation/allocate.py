@@ -20,6 +20,8 @@ from offload.model.allocation.placing import Wanted, place, spreads
 from offload.model.allocation.values import Allotment, Holding, Job, Rules, check_names
 from offload.model.placement import NodeResources, beside
 
+ROUNDS = 3  # of counting, while jobs are left out that were counted and fit no gap
+
 
 @dataclass(frozen=True, eq=False)
 class Decision:
@@ -52,13 +54,43 @@ def decide(jobs: Sequence[Job], nodes: Sequence[NodeResources], rules: Rules) ->
     # Sorted, so that the order in which jobs are listed does not matter.
     sharing.sort(key=lambda job: job.name)
     cluster = Cluster(free, len(sharing))
-    tables = [choices_of(job, cluster, rules) for job in sharing]
-    counted = _by_priority(sharing, tables, cluster, rules)
-    chosen = counted.chosen
-    cores = _with_spare_cores(sharing, tables, chosen, cluster.cpus, rules)
-    wanted = _wanted(sharing, tables, chosen, cores)
+    sharing = [_measured_here(job, cluster) for job in sharing]
+    within = _beside_pinned(rules, pinned)
+    all_tables = tables = [choices_of(job, cluster, within) for job in sharing]
+    counted = _by_priority(sharing, tables, cluster, within)
+    first, placed = counted.chosen, _placed(sharing, tables, counted.chosen, cluster, within)
+    for _ in range(ROUNDS):
+        # Counted, but no gap between the others holds it: what was reserved for it is for those that fit.
+        left_out = {
+            job.name for job, c in zip(sharing, counted.chosen, strict=True) if c and not placed[job.name].workers
+        }
+        if not left_out:
+            break
+        tables = [
+            _only(table, [0]) if job.name in left_out else table for job, table in zip(sharing, tables, strict=True)
+        ]
+        counted = _by_priority(sharing, tables, cluster, within)
+        placed = _placed(sharing, tables, counted.chosen, cluster, within)
+    allotments = {
+        job.name: _explained(job, table, c, placed.get(job.name, Holding()), within)
+        for job, table, c in zip(sharing, all_tables, first, strict=True)
+    }
+    holdings = {job.name: job.present for job in pinned} | placed
+    for job in sorted(pinned, key=lambda job: (-job.priority, -job.age_s, job.name)):
+        beside_it = _without(nodes, [other for other in jobs if other.name in holdings and other is not job], holdings)
+        allotments[job.name] = _kept(job, beside_it, rules)
+        holdings[job.name] = allotments[job.name].holding
+    return Decision({job.name: allotments[job.name] for job in jobs}, counted.cost, counted.bound)
+
+
+def _placed(
+    jobs: Sequence[Job], tables: Sequence[Choices], chosen: Sequence[int], cluster: Cluster, rules: Rules
+) -> dict[str, Holding]:
+    """What each job holds with these choices, by its name: nothing for one that fits no gap between the others."""
+    free = cluster.nodes
+    wanted = _wanted(jobs, tables, chosen, _with_spare_cores(jobs, tables, chosen, cluster.cpus, rules))
     placed = place(wanted, free, may_move=False)
-    price = partial(_cost, sharing, tables, rules)
+    price = partial(_cost, jobs, tables, rules)
     if any(
         spreads(w, placed[w.job.name].worker_count, len(placed[w.job.name].workers), free)
         for w in wanted
@@ -69,22 +101,28 @@ def decide(jobs: Sequence[Job], nodes: Sequence[NodeResources], rules: Rules) ->
         # Nodes may hold less than was counted: a restart for it must still be worth it.
         staying = _staying(tables, chosen, rules)
         stayed = place(
-            _wanted(sharing, tables, staying, _with_spare_cores(sharing, tables, staying, cluster.cpus, rules)),
+            _wanted(jobs, tables, staying, _with_spare_cores(jobs, tables, staying, cluster.cpus, rules)),
             free,
             may_move=False,
         )
         if all(stayed[w.job.name].workers for w in wanted):
             placed = min(stayed, placed, key=price)
-    allotments = {
-        job.name: _explained(job, table, c, placed.get(job.name, Holding()), tables)
-        for job, table, c in zip(sharing, tables, chosen, strict=True)
-    }
-    holdings = {job.name: job.present for job in pinned} | placed
-    for job in sorted(pinned, key=lambda job: (-job.priority, -job.age_s, job.name)):
-        beside_it = _without(nodes, [other for other in jobs if other.name in holdings and other is not job], holdings)
-        allotments[job.name] = _kept(job, beside_it, rules)
-        holdings[job.name] = allotments[job.name].holding
-    return Decision({job.name: allotments[job.name] for job in jobs}, counted.cost, counted.bound)
+    urgent = [w.job.priority for w in wanted if not placed[w.job.name].workers]
+    if urgent and any(w.stands and w.job.priority < max(urgent) for w in wanted):
+        # Whoever is less urgent gives way, and is placed anew.
+        yielding = [replace(w, stands=w.stands and w.job.priority >= max(urgent)) for w in wanted]
+        anew = place(yielding, free, may_move=True)
+        if _first_served(wanted, anew) > _first_served(wanted, placed):
+            placed = anew
+    return {job.name: placed.get(job.name, Holding()) for job in jobs}
+
+
+def _first_served(wanted: Sequence[Wanted], placed: Mapping[str, Holding]) -> list[tuple[int, int]]:
+    """How many jobs of each priority have workers, the highest priority first."""
+    served: dict[int, int] = {w.job.priority: 0 for w in wanted}
+    for want in wanted:
+        served[want.job.priority] += bool(placed[want.job.name].workers)
+    return sorted(served.items(), reverse=True)
 
 
 def _wanted(
@@ -184,6 +222,24 @@ def _without(
     return tuple(beside(node, held[node.name]) for node in nodes)
 
 
+def _measured_here(job: Job, cluster: Cluster) -> Job:
+    """The job without its measurements if no node has a kind of GPU that it was measured on: it is to be measured anew."""
+    rooms = cluster.room(job)
+    return replace(job, step_times={}) if job.measured and rooms and not rooms.keys() & job.step_times.keys() else job
+
+
+def _beside_pinned(rules: Rules, pinned: Sequence[Job]) -> Rules:
+    """The rules with the budget that pinned jobs leave."""
+    if rules.usd_per_hour is None:
+        return rules
+    spent = sum(
+        job.present.worker_count * job.worker.gpus * rules.usd_per_gpu_hour.get(job.present.kind or "", 0.0)
+        + (job.present.core_count + job.present.worker_count * job.worker.cpus) * rules.usd_per_core_hour
+        for job in pinned
+    )
+    return replace(rules, usd_per_hour=max(rules.usd_per_hour - spent, 0.0))
+
+
 def _on_these_nodes(job: Job, names: set[str]) -> Job:
     """The job without workers if one of their nodes is gone: those that are left must restart anyway."""
     cores = {name: count for name, count in job.present.cores.items() if name in names}
@@ -205,7 +261,7 @@ def _by_priority(jobs: Sequence[Job], tables: Sequence[Choices], cluster: Cluste
 
     def programme(tables: Sequence[Choices]) -> Programme:
         weights = [job.weight for job in jobs]
-        return Programme.of(tables, weights, rules.fairness, cluster.gpus, cluster.cpus, budget, rank)
+        return Programme.of(tables, weights, rules.fairness, cluster.gpus, cluster.cpus, cluster.others, budget, rank)
 
     classes = sorted({job.priority for job in jobs}, reverse=True)
     must, before = [False] * len(jobs), [0] * len(jobs)
@@ -277,7 +333,7 @@ def _kept(job: Job, nodes: Sequence[NodeResources], rules: Rules) -> Allotment:
     )
 
 
-def _explained(job: Job, table: Choices, chosen: int, held: Holding, tables: Sequence[Choices]) -> Allotment:
+def _explained(job: Job, table: Choices, chosen: int, held: Holding, rules: Rules) -> Allotment:
     before, now = job.present.worker_count, held.worker_count
     restarts = bool(now) and bool(before) and not held.same_workers(job.present)
     goodput = speedup = None
@@ -288,7 +344,7 @@ def _explained(job: Job, table: Choices, chosen: int, held: Holding, tables: Seq
         goodput, speedup = 0.0, 0.0
     has = f"{amount(now, 'worker')}{_on(held.kind)} and {amount(held.core_count, 'core')}"
     if not now:
-        why = _why_nothing(job, table, chosen, before)
+        why = _why_nothing(job, table, chosen, before, rules)
     elif not job.measured:
         why = f"{has}: to be measured"
     else:
@@ -306,10 +362,16 @@ def _on(kind: str | None) -> str:
     return f" ({kind})" if kind else ""
 
 
-def _why_nothing(job: Job, table: Choices, chosen: int, before: int) -> str:
+def _why_nothing(job: Job, table: Choices, chosen: int, before: int, rules: Rules) -> str:
     least = max(job.workers[0], 1)
     if len(table.kinds) == 1:
         return f"waits: no node of the cluster can hold {amount(least, 'worker')} of it that would make progress"
+    cheapest = float(min(table.usd_per_hour[1:]))
+    if rules.usd_per_hour is not None and cheapest > rules.usd_per_hour:
+        return (
+            f"waits: {amount(least, 'worker')} of it would cost {cheapest:.4g} dollars an hour, and the budget has "
+            f"{rules.usd_per_hour:.4g} left"
+        )
     if chosen:
         return f"waits: {amount(least, 'worker')} fit the cluster, but not the gaps between the others"
     if before:

@@ -6,7 +6,7 @@ Where it stops: a choice counts workers and cores; :mod:`placing` finds their no
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -75,6 +75,15 @@ class Cluster:
         return sum(node.cpus for node in self.nodes)
 
     @cached_property
+    def others(self) -> dict[str, float]:
+        """Custom resources, by name."""
+        total: dict[str, float] = {}
+        for node in self.nodes:
+            for name, amount in node.others.items():
+                total[name] = total.get(name, 0.0) + amount
+        return total
+
+    @cached_property
     def alike(self) -> list[list[NodeResources]]:
         """The nodes by what they have: those of one type need one look."""
         types: dict[tuple[object, ...], list[NodeResources]] = {}
@@ -102,6 +111,7 @@ class Choices:
         workers, nodes, cores: how many of each; ``cores`` are those that preprocess.
         gpus: the GPUs that it takes of its kind.
         cpus: all cores that it takes, those of its workers included.
+        others: the custom resources that each of its workers takes.
         usd_per_hour: its price.
         goodput: predicted; NaN for a job without measurements.
         worth: goodput relative to that of an equal share, less what a restart costs.
@@ -116,6 +126,7 @@ class Choices:
     cores: Floats
     gpus: Floats
     cpus: Floats
+    others: Mapping[str, float]
     usd_per_hour: Floats
     goodput: Floats
     worth: Floats
@@ -154,7 +165,8 @@ def _priced(job: Job, kinds: tuple[str | None, ...], table: Floats, fair: float,
     cpus = cores + workers * job.worker.cpus
     price = np.array([0.0, *(rules.usd_per_gpu_hour.get(kind or "", 0.0) for kind in kinds)])
     usd = gpus * price + cpus * rules.usd_per_core_hour
-    return Choices((None, *kinds), workers, nodes, cores, gpus, cpus, usd, goodput, worth, stands, enough, fair)
+    others = job.worker.others
+    return Choices((None, *kinds), workers, nodes, cores, gpus, cpus, others, usd, goodput, worth, stands, enough, fair)
 
 
 def restart_factor(job: Job, goodput: Floats) -> Floats:

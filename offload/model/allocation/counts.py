@@ -21,7 +21,7 @@ Places = NDArray[np.integer[Any]]
 STARVED = 1e-2  # the worth of nothing, so that a power below 0 is finite
 GAP = 1e-4  # relative distance from the optimum that is good enough
 NODES = 2000  # of the search tree: a limit that depends on no clock
-# Cost of all the cluster's GPUs or cores, relative to a job of worth 1: what changes nothing is not taken.
+# Cost of all the cluster's GPUs or cores, relative to a job of worth 1 and of the same weight: what changes nothing is not taken.
 IDLE_GPUS, IDLE_CORES = 1e-3, 1e-4
 ROUNDING = 1e-7
 
@@ -37,9 +37,11 @@ class Counted:
 
 @dataclass(frozen=True, eq=False)
 class Programme:
-    """The choices of all jobs side by side: their costs, what they use of each resource, and whose they are."""
+    """The choices of all jobs side by side: their costs, what they use of each resource, and whose they are. ``share``: the factor of the
+    weight in each cost."""
 
     cost: Floats
+    share: Floats
     use: Floats  # (resources, choices)
     capacity: Floats
     owner: Places
@@ -52,32 +54,43 @@ class Programme:
         fairness: float,
         gpus: Mapping[str, float],
         cpus: float,
+        others: Mapping[str, float],
         usd_per_hour: float | None,
         order: Sequence[int],
     ) -> Programme:
-        """The programme. ``order``: the rank of each job if not all can have something, the first being 0."""
-        kinds = sorted(gpus)
+        """The programme. ``others``: the custom resources of all nodes. ``order``: the rank of each job if not all can have something, the
+        first being 0."""
+        kinds, customs = sorted(gpus), sorted(others)
         number = {kind: i for i, kind in enumerate(kinds)}
+        # Only ratios of weights count. The largest is 1, so that costs are of one size, whatever the weights.
+        shares = [share_of(weight / max(weights), fairness) for weight in weights]
         cost, rows, owner = [], [], []
         for j, table in enumerate(choices):
-            mine = share_of(weights[j], fairness) * cost_of(table.worth, fairness)
+            mine = cost_of(table.worth, fairness)
             mine[0] *= 1 + 1e-3 * (1 - order[j] / max(len(choices), 1))
             mine = (
                 mine + IDLE_CORES * table.cpus / max(cpus, 1.0) + IDLE_GPUS * table.gpus / max(sum(gpus.values()), 1.0)
             )
-            use = np.zeros((len(kinds) + 2, len(mine)))
+            mine *= shares[j]
+            use = np.zeros((len(kinds) + len(customs) + 2, len(mine)))
             for c, kind in enumerate(table.kinds):
                 if kind in number:
                     use[number[kind], c] = table.gpus[c]
+            for row, name in enumerate(customs, start=len(kinds)):
+                use[row] = table.workers * table.others.get(name, 0.0)
             use[-2], use[-1] = table.cpus, table.usd_per_hour
             cost.append(mine)
             rows.append(use)
             owner.append(np.full(len(mine), j))
-        capacity = np.array([*(gpus[kind] for kind in kinds), cpus, np.inf if usd_per_hour is None else usd_per_hour])
+        budget = np.inf if usd_per_hour is None else usd_per_hour
+        capacity = np.array([*(gpus[kind] for kind in kinds), *(others[name] for name in customs), cpus, budget])
         first = np.cumsum([0, *(len(mine) for mine in cost[:-1])])
         whole = np.concatenate(rows, axis=1)
         bounded = np.isfinite(capacity)
-        return Programme(np.concatenate(cost), whole[bounded], capacity[bounded], np.concatenate(owner), first)
+        owners = np.concatenate(owner)
+        return Programme(
+            np.concatenate(cost), np.array(shares)[owners], whole[bounded], capacity[bounded], owners, first
+        )
 
     @property
     def jobs(self) -> int:
@@ -178,7 +191,12 @@ def _exact(programme: Programme, places: Places, start: Places, max_bound: float
     """The best of the choices at ``places`` or ``start``, and a bound of all choices: others cost more than ``max_bound``."""
     first = np.searchsorted(programme.owner[places], np.arange(programme.jobs))
     part = Programme(
-        programme.cost[places], programme.use[:, places], programme.capacity, programme.owner[places], first
+        programme.cost[places],
+        programme.share[places],
+        programme.use[:, places],
+        programme.capacity,
+        programme.owner[places],
+        first,
     )
     size = len(places)
     result = scipy.optimize.milp(
@@ -226,7 +244,10 @@ def _rounded(programme: Programme, shares: Floats | None, start: Places, upper: 
 
 
 def _filled(programme: Programme, chosen: Places, upper: Floats) -> Places:
-    """The choices improved one at a time, the one that gains the most for what it takes first, while anything fits and gains."""
+    """The choices improved one at a time, the one that gains the most for what it takes first, while anything fits and gains.
+
+    A gain too small for the solver, that of a job of small weight beside a large one, still counts where there is room.
+    """
     chosen = chosen.copy()
     left = programme.capacity - np.sum(programme.use[:, chosen], axis=1)
     scale = np.maximum(programme.capacity, 1e-12)[:, None]
@@ -236,9 +257,10 @@ def _filled(programme: Programme, chosen: Places, upper: Floats) -> Places:
         more = programme.use - programme.use[:, mine]
         fits = np.all(more <= left[:, None] + ROUNDING, axis=0)
         gain = np.where(fits, gain, 0.0)
-        if np.max(gain) <= 1e-9:
+        gains = gain > 1e-9 * programme.share
+        if not np.any(gains):
             return chosen
         taken = np.maximum(np.max(more / scale, axis=0), 1e-6)
-        best = int(np.argmax(np.where(gain > 1e-9, gain / taken, 0.0)))
+        best = int(np.argmax(np.where(gains, gain / taken, 0.0)))
         left -= more[:, best]
         chosen[programme.owner[best]] = best

@@ -88,8 +88,8 @@ def place(wanted: Sequence[Wanted], nodes: Sequence[NodeResources], *, may_move:
                 free.take(i, want.job, n)
     standing = {want.job.name: want for want in wanted if want.stands}
     rest = [want for want in wanted if not want.stands]
-    # The largest first: small ones fill the gaps.
-    for want in sorted(rest, key=lambda want: (-want.workers * max(want.job.worker.gpus, ROUNDING), want.job.name)):
+    # The largest first: small ones fill the gaps. But whoever is more urgent finds the gaps that there are.
+    for want in sorted(rest, key=_turn):
         spots = _fewest(free, want)
         if may_move and spreads(want, sum(spots.values()), len(spots), nodes):
             spots = _make_room(free, want, standing, where) or spots
@@ -115,6 +115,10 @@ def place(wanted: Sequence[Wanted], nodes: Sequence[NodeResources], *, may_move:
         else Holding()
         for want in wanted
     }
+
+
+def _turn(want: Wanted) -> tuple[float, float, str]:
+    return -want.job.priority, -want.workers * max(want.job.worker.gpus, ROUNDING), want.job.name
 
 
 def _fewest(free: Free, want: Wanted, workers: int | None = None) -> dict[int, int]:
