@@ -6,6 +6,7 @@ Where it stops: the arbiter decides what a weight is worth in workers and cores,
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -66,8 +67,10 @@ class FavorBest(tune.Callback):
 def weights(scores: Mapping[str, float], runs: Iterable[str], weight: float) -> dict[str, float]:
     """The weights of those runs that are trials: ``weight`` for the one whose trial has the highest score, and 1 for the others.
 
-    ``scores``: by the name of the trial's first run. The next ones have a number behind it.
+    ``scores``: by the name of the trial's first run. The next ones have a number behind it. A score that is not finite, as of a
+    training that diverged, is never the highest.
     """
-    best = max(scores, key=lambda trial: scores[trial], default=None)
+    finite = {trial: score for trial, score in scores.items() if math.isfinite(score)}
+    best = max(finite, key=lambda trial: finite[trial], default=None)
     of_runs = {run: run if run in scores else re.sub(r"-\d+$", "", run) for run in runs}
     return {run: weight if trial == best else 1.0 for run, trial in of_runs.items() if trial in scores}

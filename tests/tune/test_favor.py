@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,6 +30,13 @@ def test_the_best_trial_alone_has_the_weight_whichever_run_it_has(
         assert scores[trial] == max(scores.values())
     best = [trial for trial, score in scores.items() if score == max(scores.values())]
     assert favored or not set(best) <= set(runs)
+
+
+def test_a_trial_that_diverged_is_not_favored() -> None:
+    for diverged in (math.nan, math.inf, -math.inf):
+        scores = {TRIALS[0]: diverged, TRIALS[1]: 0.5, TRIALS[2]: 0.9}
+        assert weights(scores, scores, 4.0) == {TRIALS[0]: 1.0, TRIALS[1]: 1.0, TRIALS[2]: 4.0}
+    assert weights({TRIALS[0]: math.nan}, TRIALS, 4.0) == {TRIALS[0]: 1.0}
 
 
 def test_an_arbiter_that_does_not_answer_ends_no_search(
