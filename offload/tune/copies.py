@@ -50,7 +50,8 @@ def save(folder: RunFolder, step: int, target: Path, config: Mapping[str, Any]) 
     """Copy the checkpoint of this step, or if there is none the newest, to a local folder. Without any, the copy stands for the beginning
     of the training."""
     if entries := folder.entries():
-        name = next((entry.name for entry in entries if entry.metrics.get("step") == step), entries[-1].name)
+        # The newest of this step: a run that went back has written it twice.
+        name = next((entry.name for entry in reversed(entries) if entry.metrics.get("step") == step), entries[-1].name)
         pafs.copy_files(folder.path_of(name), str(target), source_filesystem=folder.fs)
     (target / CONFIG_FILE).write_text(_in_json(config), encoding="utf-8")
 

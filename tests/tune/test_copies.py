@@ -51,6 +51,14 @@ def test_a_copy_has_the_wanted_step_and_knows_its_configuration(folder: RunFolde
     assert (again.step, again.of_another) == (4, False)
 
 
+def test_of_two_checkpoints_of_a_step_the_newer_is_copied(folder: RunFolder, tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    again.mkdir()
+    checkpoints.save(again, {"weight": torch.tensor(5.0)}, {}, {"step": 4})
+    folder.put(new_name(folder.whole()), again)
+    assert torch.load(copied(folder, 4, tmp_path / "copy") / "model.pt")["weight"] == 5
+
+
 def test_a_run_starts_from_a_copy(folder: RunFolder, tmp_path: Path) -> None:
     start = copies.load(copied(folder, 99, tmp_path / "copy"), {})
     assert start is not None
