@@ -14,11 +14,13 @@ import queue
 import re
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ray import tune
+from ray.train import RunConfig
 from ray.tune.result import DONE, RESULT_DUPLICATE, SHOULD_CHECKPOINT
 
 from offload.arbiter import registry
@@ -90,8 +92,12 @@ class Trial(tune.Trainable):
             copies.save_start(self._start, Path(checkpoint_dir))
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Let the run start from this checkpoint."""
-        self._end()
+        """Let the run start from this checkpoint. Raises RunError if an earlier run of this process does not end."""
+        if not self._end():
+            raise RunError(
+                f"the earlier run of this trial's process has not ended within {END_S:.0f} s, so the trial cannot go on from a checkpoint. "
+                "With RunConfig(failure_config=FailureConfig(max_failures=1)), Tune tries again in a new process."
+            )
         self._start = copies.load(Path(checkpoint), self._config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -157,7 +163,7 @@ class TrialRun:
         self._known: dict[str, float] = {}
         self._ended: Ended | None = None
         self._run_dir, self._resumed = run_dir, start is not None
-        self._trainer = _of_trial(trainer, _Ears(self._events.put), start)
+        self._trainer = _of_trial(trainer, run_dir.name, _Ears(self._events.put), start)
         self.folder = self._trainer.checkpoint_folder(run_dir)
         if start is not None:
             run_dir.mkdir(parents=True)
@@ -189,11 +195,11 @@ class TrialRun:
         return dataclasses.replace(reported, values=dict(self._known))
 
     def end(self) -> bool:
-        """End the run at once. Return whether it has ended."""
-        if not self._thread.is_alive():
-            return True
-        self._interrupts.presses += 2  # as Ctrl-C twice: nothing needs to be committed, since Tune has what it wants
-        self._thread.join(END_S)
+        """End the run at once, if it has not ended by itself, and remove its checkpoints. Return whether it has ended."""
+        if self._thread.is_alive():
+            # As Ctrl-C twice: nothing needs to be committed, since Tune has what it wants.
+            self._interrupts.presses += 2
+            self._thread.join(END_S)
         ended = not self._thread.is_alive()
         if ended:
             copies.remove_all(self.folder)
@@ -249,11 +255,16 @@ class _Ears(Callback):
         self._tell(checkpoint)
 
 
-def _of_trial(trainer: Trainer, ears: Callback, start: copies.Start | None) -> Trainer:
+def _of_trial(trainer: Trainer, name: str, ears: Callback, start: copies.Start | None) -> Trainer:
     """The Trainer as a trial runs it: heard, a job of the arbiter if there is one, and with checkpoints of its own."""
     changed = copy.copy(trainer)
     changed.callbacks = (*trainer.callbacks, ears)
-    if trainer.run_config is not None:  # a name for all trials would mix their checkpoints
+    if trainer.storage_path is not None:
+        # An earlier attempt, another search or a trial that trains now may have a folder of this name there.
+        config = RunConfig() if trainer.run_config is None else trainer.run_config
+        changed.run_config = dataclasses.replace(config, name=f"{name}-{uuid.uuid4().hex}")
+    elif trainer.run_config is not None:
+        # Without a storage, the folder lies in the run directory, under its usual name.
         changed.run_config = dataclasses.replace(trainer.run_config, name=None)
     changed.checkpoints = dataclasses.replace(trainer.checkpoints, keep=copies.KEEP)
     changed.other_options_at = start.step if start is not None and start.of_another else None

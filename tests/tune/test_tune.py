@@ -242,6 +242,34 @@ def test_an_interrupted_search_goes_on_where_it_was(
     assert (tmp_path / "log").read_text().splitlines().count("0.25 0") == 1
 
 
+@pytest.mark.ray
+@pytest.mark.slow
+def test_checkpoints_of_an_earlier_search_in_a_shared_storage_are_left_alone(ray_cluster: None, tmp_path: Path) -> None:
+    storage = tmp_path / "checkpoints"
+    earlier = storage / "trial" / "checkpoint_2026-01-01_00-00-00.000000" / "model.pt"
+    earlier.parent.mkdir(parents=True)
+    earlier.touch()
+
+    def build_stored(config: dict[str, Any]) -> offload.Trainer:
+        trainer = build(config)
+        trainer.storage_path = str(storage)
+        return trainer
+
+    results = tune.Tuner(
+        offload.tune.trainable(build_stored),
+        param_space={"lr": 0.25, "epochs": 2},
+        tune_config=tune.TuneConfig(trial_name_creator=lambda trial: "trial"),
+        run_config=tune.RunConfig(name="search", storage_path=str(tmp_path), verbose=0),
+    ).fit()
+    assert not results.errors
+    with results[0].checkpoint.as_directory() as folder:
+        (weight,) = torch.load(Path(folder, "model.pt")).values()
+    assert -float(weight) == pytest.approx(0.25 * 2 * SAMPLES / 8)
+    eventually(all_is_free)
+    # The trial has ended by itself. Tune has its checkpoint, so its own folder is gone.
+    eventually(lambda: [path for path in storage.rglob("*") if path.is_file()] == [earlier])
+
+
 def silent(ctx: offload.Context) -> None:
     for _ in ctx.epochs(1):
         pass
