@@ -20,11 +20,12 @@ from offload.arbiter.values import REPORT_S, Lease, Report
 from offload.errors import ConfigError
 from offload.measure.steps import Totals
 from offload.model.allocation.values import Holding
+from offload.model.batch_split import BatchSplit
 from offload.model.placement import NodeResources, WorkerResources, beside
 from offload.report.events import Decided
 from offload.train.config import Adaptation, BatchSize, Cluster
 from offload.train.driver.conductor import Conductor
-from offload.train.driver.fleet.messages import ClusterSeen, LeaseSeen, WorkersEnded
+from offload.train.driver.fleet.messages import ClusterSeen, Event, LeaseSeen, WorkersEnded
 from offload.train.driver.fleet.room import Terms
 from offload.train.driver.fleet.state import Fleet, Paused, Starting, Stranded
 from offload.train.driver.fleet.state_machine import step as step_of_run
@@ -192,6 +193,13 @@ class Tenant:
         self.leasing.close()
 
 
+def obeyed(command: Command, fleet: Fleet, split: BatchSplit, sizes: BatchSize) -> list[Event]:
+    """The events by which a run obeys a command that it does not refuse."""
+    events = obey(command, fleet, split, sizes)
+    assert isinstance(events, list)
+    return events
+
+
 def allotted(run: Tenant) -> tuple[dict[str, int], dict[str, int]]:
     """The workers and cores that the arbiter wants a run to have."""
     holding = run.shared.ledger.tenants[run.name].lease.allotment.holding
@@ -299,18 +307,38 @@ def test_an_arbitrated_run_refuses_a_resize_and_can_be_paused() -> None:
     sizes = BatchSize(initial=16)
     refused = obey(Command(action="resize", workers=1), run.fleet, split_of(1), sizes)
     assert "the arbiter chooses its workers" in str(refused)
-    events = obey(Command(action="pause"), run.fleet, split_of(1), sizes)
-    assert isinstance(events, list)
     assert run.conductor is not None
-    run.conductor.handle(*events)
+    run.conductor.handle(*obeyed(Command(action="pause"), run.fleet, split_of(1), sizes))
     shared.settle()
     assert run.homes.total() == 0
     assert "run" not in shared.ledger.tenants
-    resumed = obey(Command(action="resume"), run.fleet, split_of(1), sizes)
-    assert isinstance(resumed, list)
-    run.conductor.handle(*resumed)
+    run.conductor.handle(*obeyed(Command(action="resume"), run.fleet, split_of(1), sizes))
     shared.settle()
     assert run.homes.total() == 1
+
+
+def test_a_resumed_run_takes_nothing_until_the_arbiter_gives_it_room() -> None:
+    shared = Shared()
+    first = shared.begin("first", (4, 4), preemptible=False)
+    shared.settle()
+    sizes = BatchSize(initial=16)
+    assert first.conductor is not None
+    first.conductor.handle(*obeyed(Command(action="pause"), first.fleet, split_of(4), sizes))
+    shared.settle()
+    urgent = shared.begin("urgent", (2, 4), priority=1)
+    shared.settle()
+    assert urgent.running
+    first.conductor.handle(*obeyed(Command(action="resume"), first.fleet, split_of(4), sizes))
+    assert first.shown == ("waiting", "the arbiter: resumed just now")
+    for _ in range(20):
+        shared.turn()
+        assert first.homes.total() == 0
+        assert urgent.running
+    assert first.shown[0] == "waiting"
+    urgent.end()
+    shared.settle()
+    assert first.homes.total() == 4
+    assert first.shown == ("training", "")
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ class Fleet:
         workers_goal: the number of workers for which there should be room.
         pinned: the number of workers that somebody outside the run has chosen; None: the run's own decisions choose it.
         allotment: the workers by node id, where somebody outside the run has chosen their nodes. It holds while these nodes do.
-        lease: what the arbiter lets the run hold; None without an arbiter.
+        lease: what the arbiter lets the run hold, nothing while it is paused; None without an arbiter.
         cores_goal: the number of cores that should preprocess; None: all cores.
         nodes: the nodes of the cluster.
         used: the number of cores that preprocess, by node id.

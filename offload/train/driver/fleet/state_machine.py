@@ -15,6 +15,7 @@ from typing import Any, assert_never
 
 from offload.arbiter.values import Lease, same
 from offload.errors import ConfigError
+from offload.model.allocation.values import Holding
 from offload.model.batch_split import BatchSplit
 from offload.model.placement import Bundle, Placement, placed_as
 from offload.report.events.decisions import (
@@ -198,6 +199,14 @@ def _in_words(bundle: Bundle) -> str:
 def leased_event(lease: Lease) -> Leased:
     """What the user hears of a lease."""
     return Leased(workers=lease.holding.worker_count, cores=lease.holding.core_count, reason=lease.reason)
+
+
+def _emptied(lease: Lease | None) -> Lease | None:
+    """A lease that allows nothing; None without an arbiter."""
+    if lease is None:
+        return None
+    nothing = dataclasses.replace(lease.allotment, holding=Holding(), reason="resumed just now")
+    return dataclasses.replace(lease, holding=Holding(), allotment=nothing)
 
 
 # -- a run under way ---------------------------------------------------------------------------------------------------
@@ -623,7 +632,8 @@ class _Turn:
             if phase.for_others:
                 self._set(phase=Stranded(), ends_group=self.fleet.group.attempt, without_commit=False)
                 return
-            self._set(phase=dataclasses.replace(phase, released=True))
+            # Others may get what it held: it goes on with the arbiter's next lease.
+            self._set(phase=dataclasses.replace(phase, released=True), lease=_emptied(self.fleet.lease))
             self.do(RunPaused())
             return
         if not isinstance(phase, MakingRoom) or phase.reshape != event.number:
