@@ -37,6 +37,7 @@ class RayTenancy:
         self._lease: Lease | None = None
         self._report: Report | None = None  # the newest that was not sent yet
         self._here = False  # whether the arbiter should know this run
+        self._departures = 0
         self._lock = threading.Lock()
         self._changed: Callable[[], None] = lambda: None
         try:
@@ -70,6 +71,7 @@ class RayTenancy:
             if not self._here:
                 return
             self._report, self._lease, self._here = None, None, False
+            self._departures += 1
         with contextlib.suppress(*_GONE):
             self._actor.depart.remote(self._name)
 
@@ -82,12 +84,12 @@ class RayTenancy:
         while True:
             self._listening.wait_for(lambda: self._report is not None)
             with self._lock:
-                report, self._report = self._report, None
+                report, self._report, departures = self._report, None, self._departures
             if report is None:  # the run has departed meanwhile
                 continue
             try:
                 with no_new_ray():
-                    self._take(self._listening.answer(partial(self._actor.report.remote, report)))
+                    self._take(self._listening.answer(partial(self._actor.report.remote, report)), departures)
             except _GONE:
                 self._find_again()
 
@@ -96,10 +98,11 @@ class RayTenancy:
         while True:
             self._listening.wait_for(lambda: self._here and self._lease is not None)
             with self._lock:
-                number = -1 if self._lease is None else self._lease.number
+                number, departures = -1 if self._lease is None else self._lease.number, self._departures
+            changed = partial(self._actor.changed.remote, self._name, number, POLL_S)
             try:
                 with no_new_ray():
-                    self._take(self._listening.answer(partial(self._actor.changed.remote, self._name, number, POLL_S)))
+                    self._take(self._listening.answer(changed), departures)
             except _GONE:
                 self._find_again()
 
@@ -109,11 +112,14 @@ class RayTenancy:
         with contextlib.suppress(*_GONE), no_new_ray():
             self._actor = _arbiter()
 
-    def _take(self, lease: Lease | None) -> None:
+    def _take(self, lease: Lease | None, departures: int) -> None:
         with self._lock:
             known = self._lease
+            # An answer to what the run asked before it left is none for a run that has come back.
+            if lease is None or not self._here or departures != self._departures:
+                return
             # The answer to a report may come later than a change that followed it.
-            if lease is None or not self._here or (known is not None and lease.number < known.number):
+            if known is not None and lease.number < known.number:
                 return
             self._lease = lease
             news = known is None or known.number != lease.number or known.reason != lease.reason
