@@ -26,17 +26,22 @@ POLL_S = 60.0  # the longest that one call waits for a change
 GONE = 1000  # runs that have ended, and whose late reports count no more
 
 
-class Arbiter:
-    """See the module. ``clock``: the time in seconds since 1970."""
+def steady_clock() -> Callable[[], float]:
+    """A clock in seconds since 1970 that nobody can set: it reads the host's clock once, and then counts by itself."""
+    began = time.time() - time.monotonic()
+    return lambda: began + time.monotonic()
 
-    def __init__(self, rules: Rules, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
-        self._ledger = Ledger(rules=rules, started_at=clock())
+
+class Arbiter:
+    """See the module. ``clock``: the time in seconds since 1970, which never goes back; by default a :func:`steady_clock`."""
+
+    def __init__(self, rules: Rules, clock: Callable[[], float] | None = None) -> None:
+        self._clock = clock or steady_clock()
+        self._ledger = Ledger(rules=rules, started_at=self._clock())
         self._changed = threading.Condition()
         self._events: list[Event] = []  # that no step has taken yet
         self._noted, self._stepped = 0, 0  # events
         self._stepping = False
-        self._newest = self._ledger.started_at  # time of an event: a clock may be set back
         self._history = History()
         self._departed: dict[str, float] = {}  # when the run that has left was submitted
         self._looking = threading.Lock()
@@ -114,9 +119,9 @@ class Arbiter:
         """Let time pass."""
         self._note(lambda at: Tick(at=at), None)
 
-    def due(self) -> float:
-        """When the next :meth:`tick` may change something, in seconds since 1970; infinite if none will."""
-        return due(self._ledger)
+    def due_in_s(self) -> float:
+        """The seconds until the next :meth:`tick` may change something, negative if it is late; infinite if none will."""
+        return due(self._ledger) - self._clock()
 
     def status(self) -> Status:
         """Who holds what and why."""
@@ -150,8 +155,7 @@ class Arbiter:
         """Leave an event, and wait until a step has taken it, in another thread at most for ``patience_s``; None: as long as that takes."""
         until = None if patience_s is None else time.monotonic() + patience_s
         with self._changed:
-            self._newest = max(self._newest, self._clock())
-            self._events.append(event(self._newest))
+            self._events.append(event(self._clock()))
             self._noted += 1
             mine = self._noted
             while self._stepped < mine:

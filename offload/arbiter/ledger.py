@@ -14,7 +14,7 @@ A new ledger knows nothing of runs that may have leases from an earlier one. So 
 for one report.
 
 Where it stops: a caller delivers the leases, observes the cluster, and calls at :func:`due`. Ray has the last word on capacity. A run that
-is late for the recovery, or whose clock is wrong, may ask Ray for room that another got: Ray lets it wait.
+is late for the recovery, or to which an answer came very late, may ask Ray for room that another got: Ray lets it wait.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BREATH_S = 1.5
 A search starts its next trial a moment after one has ended. If those who stay had taken the room, they would restart, and restart again
 to give it back."""
 PATIENCE_S = 2 * ROUND_S  # rounds wait so long for runs that have not yet given back what they should
-GRACE_S = REPORT_S  # the clocks of two nodes differ by less
+GRACE_S = REPORT_S  # for its run, a lease lasts longer by the time that an answer takes
 
 
 @dataclass(frozen=True, kw_only=True)

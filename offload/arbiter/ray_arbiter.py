@@ -65,9 +65,9 @@ class RayArbiter:
         while True:
             try:
                 self._arbiter.see(alive_nodes(), amounts_in_use())
-                if time.time() >= self._arbiter.due():
+                if self._arbiter.due_in_s() <= 0:
                     self._arbiter.tick()
             except Exception:
                 # Runs keep what they have, and the next look may succeed.
                 logging.getLogger(__name__).exception("the arbiter could not follow the cluster")
-            time.sleep(min(max(self._arbiter.due() - time.time(), SOON_S), LOOK_S))
+            time.sleep(min(max(self._arbiter.due_in_s(), SOON_S), LOOK_S))

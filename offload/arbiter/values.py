@@ -29,7 +29,7 @@ class Lease:
         number: counts the changes of ``holding``; a lease that is only prolonged keeps it.
         holding: what the run may hold now.
         allotment: what it is to hold as soon as others have let go of it.
-        expires_at: when it ends unless the run reports, in seconds since 1970.
+        expires_at: when it ends unless the run reports, in seconds since 1970, by the arbiter's clock. The run's own may be another.
     """
 
     number: int

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from offload.arbiter import arbiter as arbiter_module
 from offload.arbiter.arbiter import Arbiter
 from offload.arbiter.handover import amounts
-from offload.arbiter.ledger import Departed, Event, Reported, step
+from offload.arbiter.ledger import GRACE_S, Departed, Event, Reported, step
 from offload.arbiter.status import History
-from offload.arbiter.values import REPORT_S, Lease, Report
+from offload.arbiter.values import LEASE_S, REPORT_S, Lease, Report
 from offload.model.allocation.values import Holding, Rules
 from offload.model.others import SETTLED_S, Others
 from offload.model.placement import NodeResources
@@ -236,6 +236,40 @@ def test_events_of_one_step_come_to_what_single_steps_come_to() -> None:
         ledger, _ = step(ledger, event)
     assert together.tenants["b"].lease.allotment == ledger.tenants["b"].lease.allotment
     assert set(changed) == set(together.tenants) == {"b"}
+
+
+class Host:
+    """The clocks of a host, as the module ``time`` has them."""
+
+    def __init__(self) -> None:
+        self.wall, self.passed = START, 0.0
+
+    def time(self) -> float:
+        return self.wall + self.passed
+
+    def monotonic(self) -> float:
+        return self.passed
+
+
+def test_a_host_whose_clock_is_set_back_shares_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host()
+    monkeypatch.setattr(arbiter_module, "time", host)
+    arbiter = Arbiter(Rules())
+    arbiter.see(NODES, {"a": {"CPU": 8.0, "GPU": 2.0}})  # of another program
+    host.passed += REPORT_S
+    held = arbiter.report(a_report("a", workers=(1, 4))).holding
+    assert set(held.workers) == {"b"}
+    host.wall -= 3600.0
+    for _ in range(2):  # the other program has ended
+        host.passed += SETTLED_S
+        arbiter.see(NODES, {})
+    assert arbiter.status().others == {}
+    assert arbiter.report(a_report("a", held)).expires_at == START + host.passed + LEASE_S
+    assert arbiter.due_in_s() <= LEASE_S
+    host.passed += LEASE_S + GRACE_S
+    assert arbiter.due_in_s() <= 0
+    arbiter.tick()
+    assert arbiter.status().runs == (), "its reports have stopped"
 
 
 def test_a_run_at_rest_follows_what_others_hold_at_once() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from offload.adapt.observe import Seen
-from offload.arbiter.values import REPORT_S, Lease, Report
+from offload.arbiter.values import LEASE_S, REPORT_S, Lease, Report
 from offload.errors import ConfigError
 from offload.model.allocation.values import NO_GPU, Holding, Job
 from offload.model.noise import GradientNoise
@@ -57,13 +57,24 @@ class Leasing:
     Args:
         tenancy: what connects the run with the arbiter.
         wishes: what the user wants.
-        now: a clock, in seconds since 1970.
+        clock: a clock, in seconds since 1970. Somebody may set it.
+        now: a clock that nobody can set, in seconds.
     """
 
-    def __init__(self, tenancy: Tenancy, wishes: Wishes, now: Callable[[], float] = time.time) -> None:
-        self._tenancy, self._wishes, self._now = tenancy, wishes, now
+    def __init__(
+        self,
+        tenancy: Tenancy,
+        wishes: Wishes,
+        clock: Callable[[], float] = time.time,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tenancy, self._wishes, self._clock, self._now = tenancy, wishes, clock, now
         self._sent: tuple[float, Report] | None = None
-        self._since: float | None = None  # when it came to the arbiter; None after a departure
+        self._since: float | None = None  # when it came to the arbiter, by the clock; None after a departure
+        self._looked = now()
+        self._renewed: tuple[float, float] | None = (
+            None  # the end of the newest lease, and a time at which it was renewed or later
+        )
         self._leaving: Counter[str] = Counter()  # cores that preprocessing gives up, by node
         self._restarts = 0
         self._kind: str | None = None  # the GPUs of its newest workers: it may wait for others now
@@ -74,11 +85,13 @@ class Leasing:
     def wait(self) -> Lease | None:
         """Report that the run waits to start; return the newest lease."""
         self._report(job_of(self._wishes, Holding(), Seen(), None))
+        self._note_renewal()
         return self._tenancy.lease
 
     def depart(self) -> None:
         """The run holds nothing, and wants nothing for now: it is paused."""
         self._sent = self._since = None
+        self._looked = self._now()
         self._tenancy.depart()
 
     def close(self) -> None:
@@ -103,15 +116,26 @@ class Leasing:
         job = job_of(self._wishes, present, seen, news, fleet=fleet, kind=self._kind, restarts=self._restarts)
         self._report(job)
         self._leaving |= fleet.used  # until preprocessing is known to use fewer
-        lease = self._tenancy.lease
+        lease, age_s = self._tenancy.lease, self._note_renewal()
         # What an expired lease allows beyond what the run holds may be another's by now.
-        if lease is None or lease == fleet.lease or self._now() >= lease.expires_at:
+        if lease is None or lease == fleet.lease or age_s >= LEASE_S:
             return []
         return [LeaseSeen(lease=lease)]
 
+    def _note_renewal(self) -> float:
+        """Note whether the arbiter has renewed the lease since the last look; return the seconds for which it may not have done so.
+
+        The run's own time counts: the clock of the arbiter's host may be another.
+        """
+        lease, now = self._tenancy.lease, self._now()
+        if lease is not None and (self._renewed is None or self._renewed[0] != lease.expires_at):
+            self._renewed = lease.expires_at, self._looked
+        self._looked = now
+        return 0.0 if self._renewed is None else now - self._renewed[1]
+
     def _report(self, job: Job) -> None:
         now = self._now()
-        self._since = now if self._since is None else self._since
+        self._since = self._clock() if self._since is None else self._since
         report = Report(job=job, since=self._since, lease=self._tenancy.lease)
         if self._sent is not None:
             at, before = self._sent

@@ -16,7 +16,7 @@ import offload
 from offload.adapt.observe import Seen, StepSeen
 from offload.arbiter.ledger import ClusterSeen as NodesSeen
 from offload.arbiter.ledger import Departed, Ledger, Reported, Tick, due, step
-from offload.arbiter.values import REPORT_S, Lease, Report
+from offload.arbiter.values import LEASE_S, REPORT_S, Lease, Report
 from offload.errors import ConfigError
 from offload.measure.steps import Totals
 from offload.model.allocation.values import Holding
@@ -90,7 +90,8 @@ class Tenant:
         self.lease: Lease | None = None
         terms = Terms(worker=WORKER, bounds=bounds, first=bounds)
         wishes = Wishes(name=name, terms=terms, batch_size=BatchSize(initial=16, max=256), cluster=cluster)
-        self.leasing = Leasing(self, wishes, now=lambda: shared.now)
+        self.clock_off_s = 0.0  # of its host
+        self.leasing = Leasing(self, wishes, clock=lambda: shared.now + self.clock_off_s, now=lambda: shared.now)
         self.state: Starting = Starting(terms=terms)
         self.conductor: Conductor | None = None
         self.hub, self.attempt, self.running, self.turns = Hub(), 0, False, 0
@@ -282,22 +283,35 @@ def test_a_run_that_loses_its_workers_gives_its_cores_back_once_the_arbiter_asks
     assert run.hub.cores == ()
 
 
-def test_an_expired_lease_allows_nothing_new() -> None:
+@pytest.mark.parametrize(("age_s", "allowed"), [(LEASE_S - REPORT_S, True), (LEASE_S, False)])
+@pytest.mark.parametrize("clock_off_s", [-3600.0, 0.0, 3600.0])
+def test_an_expired_lease_allows_nothing_new(age_s: float, allowed: bool, clock_off_s: float) -> None:
     shared = Shared()
     run = shared.begin("run", (1, 1))
+    shared.begin("other", (1, 1))
     shared.settle()
     lease = run.lease
     assert lease is not None
-    more = replace(lease, number=lease.number + 1, holding=replace(lease.holding, cores={"a": 5, "b": 6, "c": 8}))
     run.report = lambda report: None  # type: ignore[method-assign]  # the arbiter has gone
-    run.lease = more
-    shared.now = more.expires_at
-    before = run.hub.cores
+    all_cores = {node.node_id: int(node.cpus) - run.homes[node.node_id] for node in NODES}
+    run.lease = replace(lease, number=lease.number + 1, holding=replace(lease.holding, cores=all_cores))
+    before = Counter(run.hub.cores)
+    assert before != all_cores
+    run.clock_off_s = clock_off_s
+    shared.now += age_s
     run.turn()
-    assert run.hub.cores == before
-    shared.now = more.expires_at - 1
-    run.turn()
-    assert len(run.hub.cores) == 19
+    assert Counter(run.hub.cores) == (all_cores if allowed else before)
+
+
+def test_a_run_whose_clock_is_set_back_keeps_its_place() -> None:
+    shared = Shared()
+    run = shared.begin("run", (1, 1))
+    shared.settle()
+    run.clock_off_s = -3600.0
+    for _ in range(40):
+        shared.turn(wait_s=REPORT_S / 4)
+        assert "run" in shared.ledger.tenants
+    assert run.running
 
 
 def test_an_arbitrated_run_refuses_a_resize_and_can_be_paused() -> None:
