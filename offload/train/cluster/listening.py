@@ -62,11 +62,12 @@ class Listening:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Let all threads end, and wait for that: none of them calls Ray from now on."""
+        """Let all threads end, and wait for that once: none of them calls Ray from now on."""
         with self._changed:
             self._over = True
             self._changed.notify_all()
-        for thread in self._threads:
+            threads, self._threads = self._threads, []
+        for thread in threads:
             thread.join(END_S)
 
     def _run(self, work: Callable[[], None]) -> None:

@@ -104,18 +104,13 @@ class Run:
         self._changed = threading.Event()  # the workers have, or somebody steers the run: look at the news now
         self.steering = Steering(platform.open_desk(directory), self._changed.set, live.note)
         leasing = self._leased() if trainer.cluster.arbiter else None
-        try:
-            self.cluster, self.fleet, self._first_actions = wait_for_start(
-                self._terms(),
-                platform,
-                status=self._waits,
-                heed=self._heed_before_start,
-                leasing=leasing,
-            )
-        except BaseException:
-            if leasing is not None:
-                leasing.close()
-            raise
+        self.cluster, self.fleet, self._first_actions = wait_for_start(
+            self._terms(),
+            platform,
+            status=self._waits,
+            heed=self._heed_before_start,
+            leasing=leasing,
+        )
         # What Ray Data's tasks hold of the cluster looks as if others held it.
         certain = all(dataset.pooled for dataset in listed.values())
         self._sharing = leasing or Others(self.cluster.held, certain=certain)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+from collections.abc import Iterator
 from concurrent.futures import Future
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +15,8 @@ import pytest
 from offload.arbiter.values import Lease, Report
 from offload.model.allocation.values import Allotment, Holding
 from offload.train.cluster.listening import Listening
+from offload.train.driver.platform import ray_platform
+from offload.train.driver.platform.ray_platform import OnRay
 from offload.train.steering import tenancy as tenancy_module
 from offload.train.steering.tenancy import RayTenancy
 from tests.arbiter.test_ledger import START, a_job
@@ -73,3 +78,38 @@ def test_a_run_that_has_come_back_takes_no_answer_from_before_it_left(monkeypatc
         eventually(lambda: tenancy.lease == a_lease(0, workers=1))
     finally:
         listening.end()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_a_run_that_ends_before_it_trains_leaves_the_arbiter_and_ends_its_threads_before_the_connection(
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    actor, reported, at_end = Actor(), [], []
+
+    def listening_threads() -> set[str]:
+        return {thread.name for thread in threading.enumerate() if thread.name.startswith("arbiter: ")}
+
+    @contextlib.contextmanager
+    def connected(*arguments: Any, **named: Any) -> Iterator[Any]:
+        try:
+            yield SimpleNamespace()
+        finally:
+            at_end.append((listening_threads(), actor.depart.calls.qsize()))
+
+    monkeypatch.setattr(ray_platform, "connection", SimpleNamespace(check_address=str, connected=connected))
+    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(runtime_env={}))
+    monkeypatch.setattr(tenancy_module, "_arbiter", lambda: actor)
+    monkeypatch.setattr(tenancy_module, "no_new_ray", contextlib.nullcontext)
+
+    def ends_early() -> None:
+        with OnRay("head:6379", leased=True).opened() as platform:
+            tenancy = platform.open_tenancy()
+            tenancy.start(lambda: None)
+            tenancy.report(Report(job=a_job("run"), since=START))
+            reported.append(actor.report.calls.get(timeout=DEADLINE_S))
+            assert listening_threads()
+            raise error
+
+    with pytest.raises(error):
+        ends_early()
+    assert at_end == [(set(), 1)]

@@ -155,7 +155,8 @@ class Platform(Protocol):
         """The desk at which others see and steer the run; None without a cluster, where there are no others."""
 
     def open_tenancy(self) -> Tenancy:
-        """The run's side of the cluster's arbiter. Call it after :meth:`open_desk`. Raises ConfigError if there is no arbiter."""
+        """The run's side of the cluster's arbiter, which departs at the latest when the platform closes. Call it after :meth:`open_desk`.
+        Raises ConfigError if there is no arbiter."""
 
     def start_hub(
         self, directory: RunDirectory, streams: dict[str, FeedDataset], cores: Cores, *, threads: int

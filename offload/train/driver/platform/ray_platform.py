@@ -16,6 +16,7 @@ from offload.model.placement import NodeResources
 from offload.pipeline.cache.spec import CacheSpec
 from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.pool.ray_state import held
+from offload.process.interrupts import handled
 from offload.ray_private.draining import draining_nodes
 from offload.report.events import RunEvent
 from offload.report.run_dir import RunDirectory
@@ -56,6 +57,7 @@ class RayPlatform:
         self._run = ""
         self._desk: OwnDesk | None = None
         self._listening = Listening()
+        self._tenancy: RayTenancy | None = None
         self._job_env: dict[str, Any] = dict(ray.get_runtime_context().runtime_env)
 
     @property
@@ -124,7 +126,8 @@ class RayPlatform:
         return self._desk
 
     def open_tenancy(self) -> RayTenancy:
-        return RayTenancy(self._run, self._listening)
+        self._tenancy = RayTenancy(self._run, self._listening)
+        return self._tenancy
 
     def start_hub(
         self, directory: RunDirectory, streams: dict[str, FeedDataset], cores: Cores, *, threads: int
@@ -163,6 +166,12 @@ class RayPlatform:
         self._listening.end()
         self._holdings.drop()
 
+    def close(self) -> None:
+        """Leave the arbiter, and end all threads, wherever the run has ended: the connection ends next."""
+        if self._tenancy is not None:
+            self._tenancy.close()
+        self._listening.end()
+
 
 class OnRay:
     """See :class:`offload.train.driver.platform.platform.PlatformOpener`.
@@ -189,4 +198,9 @@ class OnRay:
             if metrics_port is not None:
                 where = connection.metrics_address(ours=cluster.ours)
                 note = f"metrics for Prometheus: {where}" if where else NO_METRICS
-            yield RayPlatform(cluster, note)
+            platform = RayPlatform(cluster, note)
+            try:
+                yield platform
+            finally:
+                with handled() as interrupts, interrupts.shielded():
+                    platform.close()
