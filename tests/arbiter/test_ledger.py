@@ -254,8 +254,8 @@ class World(RuleBasedStateMachine):
         """Once all runs report and obey, each reaches its allotment."""
         for run in self.runs.values():
             run.hangs = False
-        for _ in range(40):
-            self.now += REPORT_S
+        for _ in range(80):
+            self.now += REPORT_S / 2  # after a lost ledger, every run reports before it decides
             self.see_cluster()
             for name, run in self.runs.items():
                 self.report_of(name)

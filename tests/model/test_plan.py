@@ -162,7 +162,7 @@ def test_no_core_is_bought_beyond_what_one_hub_hands_out() -> None:
     binds = {each.shape.get(C5, 0): each.bottleneck for each in limited.candidates}
     assert (binds[0], binds[40]) == ("cpu", "hub")
     rates = {each.shape.get(C5, 0): each.samples_per_s for each in limited.candidates}
-    assert rates[40] < 0.6 * free.best.samples_per_s
+    assert rates[40] < 0.8 * free.best.samples_per_s
     assert all(each.bottleneck != "hub" for each in free.candidates)
     # A profile that says nothing of it has the measured time.
     assert Profile.from_document(document).input.hub_block_s == pytest.approx(0.005)
