@@ -93,4 +93,8 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 def find_offload_error(error: BaseException) -> OffloadError | None:
     """The first error meant for users inside ``error``, or None."""
-    return next((e for e in causes(error) if isinstance(e, OffloadError)), None)
+    found = next((e for e in causes(error) if isinstance(e, OffloadError)), None)
+    # Ray's wrapper of a task's error has the type of that error, too, and a remote traceback as its text.
+    while isinstance(inner := getattr(found, "cause", None), OffloadError):
+        found = inner
+    return found

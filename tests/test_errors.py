@@ -8,12 +8,13 @@ import re
 from pathlib import Path
 
 import pytest
+import ray
 from click.testing import CliRunner
 
 import offload
 from offload.cli.main import COMMANDS, main
 from offload.cli.parameters import options_of
-from offload.errors import ConfigError, RunError, argument
+from offload.errors import ConfigError, RunError, argument, find_offload_error
 from offload.train.config import WorkerOverrides
 from tests.helpers import ROOT
 
@@ -45,6 +46,18 @@ def test_the_same_mistake_is_told_in_both_words(tmp_path: Path) -> None:
     assert "offload: --max-workers must be at least 1 (such as 4), found 0." in done.output
     as_json = CliRunner().invoke(main, ["launch", "ray", str(script), "--max-workers", "0", "--dry-run"])
     assert "offload: --max-workers must be at least 1" in as_json.output
+
+
+def test_an_error_that_came_through_ray_reads_as_it_was_raised() -> None:
+    """Ray's wrappers have the type of the error, too, and tell of Ray's processes and frames."""
+    error: BaseException = ConfigError("the file is empty. Give another.")
+    for _ in range(2):  # through two tasks
+        wrapper = ray.exceptions.RayTaskError(
+            "task", "Traceback (most recent call last):", error, "ray::task", 1, "::1"
+        )
+        error = wrapper.as_instanceof_cause()
+    found = find_offload_error(error)
+    assert (type(found), str(found)) == (ConfigError, "the file is empty. Give another.")
 
 
 def test_no_error_of_the_library_spells_an_option_itself() -> None:

@@ -174,7 +174,7 @@ def test_an_error_for_users_is_found_behind_actor_tasks(actors: Any) -> None:
         assert isinstance(found, ConfigError), relies(
             "errors.py", "what a task raised is the .cause of what ray.get raises"
         )
-        assert "the file is empty. Give another." in str(found)
+        assert str(found) == "the file is empty. Give another."
         assert found.exit_code == 2
 
 
