@@ -63,11 +63,10 @@ def read_weights(path: str) -> Weights:
             raise ConfigError(
                 f"there is no checkpoint {path}. Name a run directory, a folder checkpoint_TIME in it, or a file with a state_dict."
             )
-        folder = inner if kind == pafs.FileType.File else _checkpoint_in(path, fs, inner)
         if kind == pafs.FileType.File:
-            parent, _, name = inner.rpartition("/")
-            with local_copy(fs, parent or "/") as copy:
-                return _read(copy / name, path)
+            with local_copy(fs, inner) as copy:
+                return _read(copy, path)
+        folder = _checkpoint_in(path, fs, inner)
         with local_copy(fs, folder) as copy:
             return _read(copy, folder if isinstance(fs, pafs.LocalFileSystem) else path)
     except OffloadError:

@@ -1,4 +1,4 @@
-"""Read a checkpoint of any file system as a local folder. Processes of one user on a node share the copy of a remote one."""
+"""Read a checkpoint of any file system as a local one. Processes of one user on a node share the copy of a remote one."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from offload.preload.python import own_folder
 
 @contextlib.contextmanager
 def local_copy(fs: pafs.FileSystem, path: str) -> Iterator[Path]:
-    """A context in which the folder ``path`` of a file system is a local folder. The last process that leaves it removes the copy.
+    """A context in which the folder or file ``path`` of a file system is a local one. The last process that leaves it removes the copy.
 
-    Raises OSError if the folder cannot be read.
+    Raises OSError if it cannot be read.
     """
     if isinstance(fs, pafs.LocalFileSystem):
         yield Path(path)
@@ -38,7 +38,7 @@ def local_copy(fs: pafs.FileSystem, path: str) -> Iterator[Path]:
                     fcntl.flock(alone, fcntl.LOCK_EX)
                     if not copy.exists():
                         _download(fs, path, copy)
-            yield copy
+            yield copy / _name(path)
         finally:
             with contextlib.suppress(BlockingIOError):  # others still read it
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -49,14 +49,21 @@ def local_copy(fs: pafs.FileSystem, path: str) -> Iterator[Path]:
 
 
 def _download(fs: pafs.FileSystem, path: str, copy: Path) -> None:
-    """Copy the folder. Nobody sees half of it."""
+    """Copy the folder or file into the folder ``copy``. Nobody sees half of it."""
     partial = tempfile.mkdtemp(dir=copy.parent, prefix=f"{copy.name}-")
     try:
-        pafs.copy_files(path, partial, source_filesystem=fs)
+        target = Path(partial, _name(path))
+        if fs.get_file_info(path).type == pafs.FileType.Directory:
+            target.mkdir(exist_ok=True)
+        pafs.copy_files(path, str(target), source_filesystem=fs)
         os.rename(partial, copy)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def _name(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
 
 
 @contextlib.contextmanager

@@ -75,6 +75,14 @@ def test_readers_of_a_node_share_one_copy_and_leave_nothing(remote: Counting, tm
     assert left() == []
 
 
+def test_a_file_is_copied_without_its_neighbours(remote: Counting, tmp_path: Path) -> None:
+    (tmp_path / "checkpoint" / "training.pt").write_text("much else")
+    with local_copy(pafs.PyFileSystem(remote), str(tmp_path / "checkpoint" / "model.pt")) as file:
+        assert (file.name, file.read_text()) == ("model.pt", "weights")
+    assert remote.opened == 1
+    assert left() == []
+
+
 def test_a_copy_that_fails_leaves_nothing(remote: Counting, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), local_copy(pafs.PyFileSystem(remote), str(tmp_path / "none")):
         pass
