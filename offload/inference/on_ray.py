@@ -7,8 +7,9 @@ tasks as they need them, so a slow one claims fewer. What a lost worker had clai
 from __future__ import annotations
 
 import os
+import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -19,6 +20,8 @@ from offload import machine, preload
 from offload.errors import ConfigError, RunError, find_offload_error
 from offload.inference.blocks import Task, Tasks, blocks
 from offload.inference.model_worker import Answer, ModelJob, ModelWorker, workers_in_words
+from offload.loader.job.ranks import Ranks
+from offload.loader.job.session import end_shared_feed
 from offload.model.placement import NodeResources
 from offload.pipeline.preprocessing.processing import IndexRecipe
 from offload.pipeline.program import pickling
@@ -28,6 +31,9 @@ from offload.train.cluster.ray_nodes import free_resources
 CLAIMED = 2  # tasks of a claim
 ROUNDS = 3  # rounds in a row in which workers are lost and nothing is done, before the prediction fails
 LOOK_S = 0.5
+PLACEMENT = "all"  # of the loaders of :mod:`offload.inference.blocks`
+FREED_S = 30.0  # time after which Ray has freed what the workers of a round held, or others have taken it
+SLACK = 1e-3  # CPUs and GPUs: sums of Ray's amounts differ in the last decimals
 
 
 class OnRay:
@@ -36,6 +42,7 @@ class OnRay:
     def __init__(self, address: str | None) -> None:
         self._address = address
         self._lost = ""  # how the last lost worker ended
+        self._before: Mapping[str, Mapping[str, float]] = {}  # what was free before the last round, by node id
 
     def run(
         self,
@@ -70,8 +77,9 @@ class OnRay:
 
     def _round(self, packed: Any, tasks: Tasks, todo: Sequence[int]) -> Iterator[Answer]:
         """The results of one round of workers, which may do fewer than all tasks."""
+        self._before = _free_again(self._before)
         nodes = alive_nodes()
-        places = _places(nodes)
+        places = _places(nodes, self._before)
         claims = on_this_node(ray.remote(_Claims)).remote(tasks, list(todo))
         name = uuid.uuid4().hex
         environment = dict(ray.get_runtime_context().runtime_env)
@@ -83,13 +91,15 @@ class OnRay:
             worker: Any = ray.remote(_Worker).options(**options, runtime_env=env).remote()
             workers.append(worker)
             results.append(worker.answers.options(num_returns="streaming").remote(packed, claims))
+        left = len(todo)
         try:
-            while results:
+            while results and left:  # a worker whose GPU another program has just taken may never begin
                 ready, _ = ray.wait(results, num_returns=1, timeout=LOOK_S, fetch_local=False)
                 result: Any
                 for result in ready:
                     try:
                         yield ray.get(next(result))
+                        left -= 1
                     except StopIteration:
                         results.remove(result)
                     except ray.exceptions.RayError as error:
@@ -102,10 +112,29 @@ class OnRay:
         finally:
             for actor in (*workers, claims):
                 ray.kill(actor)
+            if len(places) > 1:
+                end_shared_feed(Ranks.of(_rank(name, 0, len(places))), PLACEMENT)
 
 
-def _places(nodes: Sequence[NodeResources]) -> list[dict[str, Any]]:
-    """The options of the actors of all model workers: one for each free GPU, or one on each node if the cluster has none."""
+def _free_again(before: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """What is free on each node, once that is as much as ``before``, or others must have taken it. Lost nodes do not count."""
+    until = time.monotonic() + FREED_S
+    while True:
+        free, alive = free_resources(), {node.node_id for node in alive_nodes()}
+        missing = any(
+            free.get(node, {}).get(name, 0.0) < amounts.get(name, 0.0) - SLACK
+            for node, amounts in before.items()
+            if node in alive
+            for name in ("CPU", "GPU")
+        )
+        if not missing or time.monotonic() > until:
+            return free
+        time.sleep(LOOK_S)
+
+
+def _places(nodes: Sequence[NodeResources], free: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
+    """The options of the actors of all model workers: one for each free GPU, or one on each node if the cluster has none. ``free``: what is
+    free on each node."""
     whole = sum(int(node.gpus) for node in nodes)
     if not whole:
         return [
@@ -113,7 +142,6 @@ def _places(nodes: Sequence[NodeResources]) -> list[dict[str, Any]]:
             for node in nodes
             if node.cpus
         ]
-    free = free_resources()
     count = sum(int(free.get(node.node_id, {}).get("GPU", 0)) for node in nodes)
     if not count:
         raise ConfigError(

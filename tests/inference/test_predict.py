@@ -17,10 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from click.testing import CliRunner
+from fsspec.implementations.memory import MemoryFileSystem
 
 import offload
 from offload.cli.main import main
-from tests.helpers import PROGRAMS, eventually
+from offload.errors import RunError
+from offload.inference.weights import read_weights
+from tests.helpers import PROGRAMS, ROOT, eventually
 from tests.programs import predicted
 
 SCRIPT = PROGRAMS / "predicted.py"
@@ -157,6 +160,53 @@ def test_others_do_what_a_lost_worker_had_claimed(
     assert table.column_names == ["sample_id", "key", "logits"]
     assert table.column("sample_id").to_pylist() == list(range(103))
     assert table.column("logits").type == pa.list_(pa.field("element", pa.float32()), 3)
+
+
+@pytest.mark.slow
+def test_later_workers_get_the_cpus_and_gpus_of_lost_ones(jpeg_folder: Path, tmp_path: Path) -> None:
+    """Also where another program has taken a GPU at the last moment: those who have one do all."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.programs.lost_model_workers", jpeg_folder, tmp_path],
+        capture_output=True, text=True, timeout=800, cwd=ROOT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told == {"two nodes": True, "two GPUs": True, "a GPU that another program took": True}
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_failure_on_a_cluster_is_told_in_one_sentence(
+    ray_cluster: None, jpeg_folder: Path, weights: Path, tmp_path: Path
+) -> None:
+    def outputs(model: torch.nn.Module, batch: Any) -> Any:
+        raise LookupError("no such layer")
+
+    predictor = offload.Predictor(predicted.build_model, predicted.data(jpeg_folder), outputs=outputs)
+    with pytest.raises(RunError) as caught:
+        offload.predict(predictor, weights, tmp_path / "out.parquet", batch_size=BATCH, quiet=True)
+    assert str(caught.value).startswith("outputs")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_file_with_weights_on_remote_storage_is_read_without_its_neighbours(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+    really_open = MemoryFileSystem._open
+
+    def noted(self: MemoryFileSystem, path: str, *more: Any, **options: Any) -> Any:
+        opened.append(path)
+        return really_open(self, path, *more, **options)
+
+    folder = f"/{tmp_path.name}"
+    memory = MemoryFileSystem()
+    memory.pipe(f"{folder}/weights.pt", weights.read_bytes())
+    memory.pipe(f"{folder}/images/one.jpg", b"much else")
+    monkeypatch.setattr(MemoryFileSystem, "_open", noted)
+    found = read_weights(f"memory:/{folder}/weights.pt")
+    assert found.state.keys() == predicted.build_model().state_dict().keys()
+    assert opened == [f"{folder}/weights.pt"]
 
 
 def test_skipped_samples_are_counted_and_named(jpeg_folder: Path, weights: Path, tmp_path: Path) -> None:

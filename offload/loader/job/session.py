@@ -339,7 +339,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def _feed_of(job: Ranks, cluster: ConnectedCluster, placement: str) -> tuple[Any, Mapping[str, float]]:
     """(the job's feed, its CPUs by node id if this rank made it). The first rank to come makes the feed."""
-    name = f"loader-{job.name}-{placement}" if job.world_size > 1 else None
+    name = _shared_name(job, placement) if job.world_size > 1 else None
     if name is not None:
         keep_to_logs(name)
         if (existing := _existing_feed(name)) is not None:
@@ -362,6 +362,17 @@ def _feed_of(job: Ranks, cluster: ConnectedCluster, placement: str) -> tuple[Any
         options |= {"name": name, "namespace": NAMESPACE, "get_if_exists": True, "lifetime": "detached"}
     feed = on_this_node(ray.remote(LoaderFeed), **options).remote(cores, choice)
     return feed, {node: count * cores.task_cpus for node, count in cores.by_node.items()}
+
+
+def end_shared_feed(job: Ranks, placement: str) -> None:
+    """End the feed that the ranks of a job have made, if any, and with it the CPUs that it keeps: for one who knows that all ranks have
+    ended. By itself, it waits a while for ranks that died."""
+    if (feed := _existing_feed(_shared_name(job, placement))) is not None:
+        ray.kill(feed)
+
+
+def _shared_name(job: Ranks, placement: str) -> str:
+    return f"loader-{job.name}-{placement}"
 
 
 def _existing_feed(name: str) -> Any:
