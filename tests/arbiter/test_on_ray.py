@@ -16,7 +16,7 @@ from offload.errors import ConfigError
 from offload.model.allocation.values import NO_GPU, Holding, Job, Rules
 from offload.model.placement import WorkerResources
 from offload.train.cluster.holdings import Holdings
-from offload.train.cluster.listening import Listening
+from offload.train.steering.listening import Listening
 from offload.train.steering.messages import RunState
 from offload.train.steering.registry import open_desk
 from tests.arbiter.test_ledger import SCALES

@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from offload.errors import ConfigError
 from offload.train.cluster.connection import head_node
 from offload.train.cluster.holdings import DESK, HUB, NAMESPACE, Holdings
-from offload.train.cluster.listening import Listening
+from offload.train.steering.listening import Listening
 from offload.train.steering.messages import Command, Reply, RunState
 from offload.train.steering.ray_desk import RayDesk
 

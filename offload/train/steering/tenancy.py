@@ -18,8 +18,8 @@ import ray
 from offload.arbiter.values import Lease, Report
 from offload.errors import ConfigError, RunError, argument
 from offload.train.cluster.holdings import ARBITER, NAMESPACE
-from offload.train.cluster.listening import Listening
 from offload.train.cluster.ray_processes import no_new_ray
+from offload.train.steering.listening import Listening
 
 POLL_S = 30.0  # the arbiter answers after this long, whether or not there is another lease
 AGAIN_S = 1.0  # Ray may be starting the arbiter again

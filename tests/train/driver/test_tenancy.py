@@ -14,10 +14,10 @@ import pytest
 
 from offload.arbiter.values import Lease, Report
 from offload.model.allocation.values import Allotment, Holding
-from offload.train.cluster.listening import Listening
 from offload.train.driver.platform import ray_platform
 from offload.train.driver.platform.ray_platform import OnRay
 from offload.train.steering import tenancy as tenancy_module
+from offload.train.steering.listening import Listening
 from offload.train.steering.tenancy import RayTenancy
 from tests.arbiter.test_ledger import START, a_job
 from tests.helpers import eventually

@@ -25,7 +25,6 @@ from offload.train.cluster.connected import ConnectedCluster
 from offload.train.cluster.holdings import Holdings, worker_title
 from offload.train.cluster.idle import is_alone
 from offload.train.cluster.left import leave
-from offload.train.cluster.listening import Listening
 from offload.train.cluster.node_requests import NodeRequests
 from offload.train.cluster.notices import Watchers
 from offload.train.cluster.ray_nodes import free_resources
@@ -38,6 +37,7 @@ from offload.train.group.ray_group import RayGroups
 from offload.train.hub.client import HubClient
 from offload.train.hub.ray_hub import RayHub
 from offload.train.hub.run_names import named_hub
+from offload.train.steering.listening import Listening
 from offload.train.steering.messages import RunState
 from offload.train.steering.registry import OwnDesk, open_desk, user_name
 from offload.train.steering.tenancy import RayTenancy

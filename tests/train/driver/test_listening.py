@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import ray
 
-from offload.train.cluster.listening import Listening
+from offload.train.steering.listening import Listening
 from tests.helpers import eventually
 
 DEADLINE_S = 800.0
