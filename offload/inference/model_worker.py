@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from offload.errors import RunError
 from offload.inference.blocks import Block
 from offload.inference.predictor import OUTPUT, Predictor
+from offload.inference.results import as_array, fitted, unified
 from offload.inference.weights import Weights
 from offload.pipeline.blocks.wire import SAMPLE_ID
 from offload.pipeline.program.surroundings import Program
@@ -167,55 +169,8 @@ def _rows(cut: Cut, columns: dict[str, Any], block: Block) -> pa.RecordBatch:
     return pa.record_batch(arrays)
 
 
-def as_array(name: str, column: Any) -> pa.Array:
-    """The rows of an output as Arrow has them: numbers, or lists of fixed length. Raises RunError for what Arrow has no type for."""
-    try:
-        if isinstance(column, torch.Tensor):
-            column = column.detach()
-            if column.dtype in (torch.bfloat16, torch.float16):  # few readers of Parquet know them
-                column = column.float()
-            column = column.cpu().numpy()
-        if isinstance(column, np.ndarray):
-            return _of_numpy(np.ascontiguousarray(column))
-        return pa.array(column)
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        raise RunError(
-            f"the column {name!r} cannot be stored: {str(error).splitlines()[0]}. Return tensors of numbers, or lists of numbers and text."
-        ) from None
-
-
-def _of_numpy(column: np.ndarray[Any, Any]) -> pa.Array:
-    values = pa.array(column.reshape(-1))
-    for length in reversed(column.shape[1:]):
-        values = pa.FixedSizeListArray.from_arrays(values, length)
-    return values
-
-
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     if len(batches) == 1:
         return batches[0]
-    table = pa.Table.from_batches(_alike(batches)).combine_chunks()
-    return table.to_batches()[0]
-
-
-def _alike(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    check_alike(batches[0].schema, batches[1:])
-    return batches
-
-
-def check_alike(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
-    """Raise RunError for a batch of results with other columns than those before it."""
-    for batch in batches:
-        if batch.schema != schema:
-            other = next(
-                (
-                    f"{a.name}: {a.type} and {b.name}: {b.type}"
-                    for a, b in zip(schema, batch.schema, strict=False)
-                    if a != b
-                ),
-                "",
-            )
-            raise RunError(
-                f"the outputs of two batches differ in kind ({other or f'{len(schema)} and {len(batch.schema)} columns'}). Return the same "
-                "columns for every batch, with rows of one length."
-            )
+    schema = functools.reduce(unified, (batch.schema for batch in batches))
+    return pa.Table.from_batches([fitted(batch, schema) for batch in batches]).combine_chunks().to_batches()[0]

@@ -23,7 +23,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from offload.errors import ConfigError, RunError, argument
-from offload.inference.model_worker import Answer, check_alike
+from offload.inference.model_worker import Answer
+from offload.inference.results import fitted, unified
 from offload.pipeline.blocks.wire import SAMPLE_ID
 from offload.process import forks
 
@@ -130,7 +131,8 @@ class Parts:
             part.unlink()
             return
         self._note(part, about)
-        self._schema = self._schema or (reader.schema.remove_metadata() if about["tasks"] else None)
+        if about["tasks"]:
+            self._unify(reader.schema.remove_metadata())
         self.rows += rows
         self._next = max(self._next, int(part.stem.partition("-")[2]) + 1)
 
@@ -145,13 +147,16 @@ class Parts:
         Raises RunError for results unlike those before them, and if the disk is full.
         """
         if answer.batch is not None:
-            self._schema = self._schema or answer.batch.schema
-            check_alike(self._schema, [answer.batch])
+            self._unify(answer.batch.schema)
             self._waiting_bytes += answer.batch.nbytes
             self.rows += answer.batch.num_rows
         self._waiting.append(answer)
         if time.monotonic() - self._flushed_at > FLUSH_S or self._waiting_bytes > FLUSH_BYTES:
             self.flush()
+
+    def _unify(self, schema: pa.Schema) -> None:
+        """Let the output hold results of this schema, too. Raises RunError for results unlike those before them."""
+        self._schema = schema if self._schema is None else unified(self._schema, schema)
 
     def flush(self) -> None:
         """Write what waits as one part. Raises RunError if that is impossible."""
@@ -162,13 +167,15 @@ class Parts:
                 "empty": [answer.number for answer in self._waiting if answer.batch is None],
                 "skipped": [(s.sample_id, s.reason) for answer in self._waiting for s in answer.skipped],
             }
-            schema = (self._schema or pa.schema([])).with_metadata({_ABOUT: json.dumps(about).encode()})
+            schema = self._schema or pa.schema([])
+            batches = [fitted(answer.batch, schema) for answer in filled]
+            described = schema.with_metadata({_ABOUT: json.dumps(about).encode()})
             part = self._folder / f"part-{self._next:06d}.arrow"
             partial = part.with_suffix(".partial")
             with _writing(partial):
-                with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_file(file, schema) as writer:
-                    for answer in filled:
-                        writer.write_batch(answer.batch)
+                with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_file(file, described) as writer:
+                    for batch in batches:
+                        writer.write_batch(batch)
                 _sync(partial)
                 partial.replace(part)
             self._next += 1
@@ -202,7 +209,7 @@ class Parts:
             if part not in readers:
                 readers[part] = pa.ipc.open_file(pa.memory_map(str(part)))
             batch = readers[part].get_batch(index)
-            group.append(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
+            group.append(fitted(pa.RecordBatch.from_arrays(batch.columns, names=batch.schema.names), schema))
             rows += batch.num_rows
             if rows >= GROUP_ROWS:
                 yield pa.Table.from_batches(group, schema)

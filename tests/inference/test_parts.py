@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 
 from offload.errors import ConfigError, RunError
 from offload.inference.blocks import Tasks
-from offload.inference.model_worker import Answer, as_array
+from offload.inference.model_worker import Answer
 from offload.inference.parts import Parts
+from offload.inference.results import as_array
 from offload.pipeline.order.chunks import CHUNK
 from offload.train.worker.data.cutting import Skipped
 
@@ -91,3 +93,40 @@ def test_results_of_another_kind_are_refused(tmp_path: Path) -> None:
             parts.add(Answer(number=1, samples=1, batch=other))
     with pytest.raises(RunError, match="the column 'output' cannot be stored"):
         as_array("output", [object()])
+
+
+@given(st.data())
+def test_missing_values_do_not_change_the_kind_of_a_column(data: st.DataObject) -> None:
+    """A batch without any value of a column does not know its type. Whichever batch comes first, and wherever parts end."""
+    texts: list[list[str | None]] = [[None], ["a"], [None, "b"], [None]]
+    numbers: list[list[int | None]] = [[None], [1], [2, None], [3]]
+    boxes: list[list[list[int] | None]] = [[None], [[]], [[1, 2], None], [[3]]]
+    batches = [
+        pa.record_batch(
+            {
+                "sample_id": list(range(10 * number, 10 * number + len(texts[number]))),
+                "text": texts[number],
+                # As a tensor, where no number is missing.
+                "number": pa.array(numbers[number], pa.int32() if number == 3 else None),
+                "boxes": boxes[number],
+            }
+        )
+        for number in range(4)
+    ]
+    todo = data.draw(st.permutations(range(4)))
+    cut = data.draw(st.integers(0, 4))
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder, "out.parquet")
+        for numbers_of_session in (todo[:cut], todo[cut:]):
+            with Parts(output, {}, overwrite=False).opened() as parts:
+                for number in numbers_of_session:
+                    parts.add(Answer(number=number, samples=2, batch=batches[number]))
+                    if data.draw(st.booleans()):
+                        parts.flush()
+        with Parts(output, {}, overwrite=False).opened() as parts:
+            parts.finish()
+        table = pq.read_table(output)
+    assert table.column("text").to_pylist() == list(itertools.chain(*texts))
+    assert table.column("number").to_pylist() == list(itertools.chain(*numbers))
+    assert table.column("boxes").to_pylist() == list(itertools.chain(*boxes))
+    assert [table.schema.field(name).type for name in ("text", "number")] == [pa.string(), pa.int64()]

@@ -53,6 +53,18 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tu
     return predict
 
 
+@pytest.fixture
+def linear(tmp_path: Path) -> Path:
+    """A file with the state of a :func:`layer`."""
+    path = tmp_path / "linear.pt"
+    torch.save(layer().state_dict(), path)
+    return path
+
+
+def layer() -> torch.nn.Module:
+    return torch.nn.Linear(2, 3)
+
+
 def rows(path: Path) -> list[dict[str, Any]]:
     table: list[dict[str, Any]] = pq.read_table(path).to_pylist()
     return table
@@ -281,3 +293,16 @@ def test_a_failed_prediction_names_the_sample_and_goes_on_after_the_repair(
     code, message = refused(*command, "--json", "--", folder)
     assert code == 0
     assert [row["sample_id"] for row in rows(output)] == list(range(103))
+
+
+def score(model: torch.nn.Module, batch: Any) -> Any:
+    return model(batch["x"])
+
+
+def test_kept_columns_may_miss_values(linear: Path, tmp_path: Path) -> None:
+    """Whole batches have no value here, others have some."""
+    captions = [None if number < 16 or number % 3 else f"caption {number}" for number in range(40)]
+    samples = [{"x": torch.zeros(2), "cap": caption} for caption in captions]
+    predictor = offload.Predictor(layer, samples, outputs=score, keep=("cap",))
+    prediction = offload.predict(predictor, linear, tmp_path / "out.parquet", batch_size=BATCH, quiet=True)
+    assert [row["cap"] for row in rows(prediction.output)] == captions
