@@ -14,7 +14,7 @@ import torch
 from offload.errors import RunError
 from offload.inference.blocks import Block
 from offload.inference.predictor import OUTPUT, Predictor
-from offload.inference.results import as_array, fitted, unified
+from offload.inference.results import as_array, fitted, unified, without_rows
 from offload.inference.weights import Weights
 from offload.pipeline.blocks.wire import SAMPLE_ID
 from offload.pipeline.program.surroundings import Program
@@ -91,13 +91,26 @@ class ModelWorker:
             self._delivery.arrived(content, event)
             batch = shown_batch(content)
             outputs = self._job.predictor.named_outputs(self._model, batch, cut.rows)
-            kept = {name: _kept(batch, name) for name in self._job.predictor.keep}
+            self._check_names(outputs)
+            kept = {name: _kept(batch, name, cut.rows) for name in self._job.predictor.keep}
             if self._job.argmax:
                 outputs[PREDICTION] = _largest(outputs)
             batches.append((cut, {**kept, **outputs}))
             skipped += cut.skipped
         skipped += cutter.leftover()
         return _Computed(block=block, batches=tuple(batches), skipped=tuple(skipped))
+
+    def _check_names(self, outputs: Iterable[str]) -> None:
+        """Raise RunError for an output that would replace another column."""
+        for name in outputs:
+            if name in own_columns(argmax=self._job.argmax):
+                raise RunError(
+                    f"the name of an output is {name!r}, which the results use themselves. Give it another name."
+                )
+            if name in self._job.predictor.keep:
+                raise RunError(
+                    f"{name!r} is both an output and a column of keep. Give the output another name, or leave it out of keep."
+                )
 
     def _answer(self, computed: _Computed) -> Answer:
         block = computed.block
@@ -108,6 +121,11 @@ class ModelWorker:
             batch=_joined(tables) if tables else None,
             skipped=computed.skipped,
         )
+
+
+def own_columns(*, argmax: bool) -> tuple[str, ...]:
+    """The names of the columns that results have besides the outputs and those of ``keep``."""
+    return (SAMPLE_ID, KEY, PREDICTION) if argmax else (SAMPLE_ID, KEY)
 
 
 def workers_in_words(gpus: int, cores: int) -> str:
@@ -125,9 +143,10 @@ class _Computed:
     skipped: tuple[Skipped, ...]
 
 
-def _kept(batch: Any, name: str) -> Any:
+def _kept(batch: Any, name: str, rows: int) -> Any:
+    """A column of a batch of so many samples. Raises RunError if the batch has no such column, or if it has no rows."""
     try:
-        return batch[name]
+        column = batch[name]
     except (KeyError, TypeError, IndexError):
         has = (
             f"has the columns {', '.join(map(str, batch))}"
@@ -135,6 +154,12 @@ def _kept(batch: Any, name: str) -> Any:
             else f"is a {type(batch).__name__}"
         )
         raise RunError(f"keep names the column {name!r}, and a batch {has}. Keep one of these, or none.") from None
+    if (reason := without_rows(column, rows)) is not None:
+        raise RunError(
+            f"keep names the column {name!r}, which {reason}, for {rows} samples. Keep columns with one value for each sample, such as "
+            "numbers, lists or text."
+        )
+    return column
 
 
 def _largest(outputs: dict[str, Any]) -> Any:
@@ -142,13 +167,17 @@ def _largest(outputs: dict[str, Any]) -> Any:
     scores = outputs.get(OUTPUT) if OUTPUT in outputs or len(outputs) != 1 else next(iter(outputs.values()))
     if scores is None:
         scores = outputs.get("logits")
-    if not isinstance(scores, torch.Tensor) or scores.ndim != 2:
-        shape = f"has the shape {tuple(scores.shape)}" if isinstance(scores, torch.Tensor) else "is none of them"
-        raise RunError(
-            f"argmax needs an output of one row of scores for each sample, and of {', '.join(outputs)} that one {shape}. Leave argmax out, "
-            "or compute the class in outputs=."
-        )
-    return scores.argmax(1)
+    if isinstance(scores, torch.Tensor):
+        numbers = scores.dtype != torch.bool and not scores.is_complex()
+        if numbers and scores.ndim == 2 and scores.shape[1]:
+            return scores.argmax(1)
+        found = f"has the shape {tuple(scores.shape)} and the type {str(scores.dtype).removeprefix('torch.')}"
+    else:
+        found = "is none of them"
+    raise RunError(
+        f"argmax needs an output of one row of scores for each sample, and of {', '.join(outputs)} that one {found}. Leave argmax out, or "
+        "compute the class in outputs=."
+    )
 
 
 def _rows(cut: Cut, columns: dict[str, Any], block: Block) -> pa.RecordBatch:
@@ -161,10 +190,6 @@ def _rows(cut: Cut, columns: dict[str, Any], block: Block) -> pa.RecordBatch:
     names = [block.names[number] for number in (ids - first).tolist()]
     arrays = {SAMPLE_ID: pa.array(ids), KEY: pa.array(names, pa.string())}
     for name, column in columns.items():
-        if name in arrays:
-            raise RunError(
-                f"the name of an output is {name!r}, which the results use themselves. Give it another name."
-            )
         arrays[name] = as_array(name, column)
     return pa.record_batch(arrays)
 

@@ -18,7 +18,7 @@ from offload.engine import uses_ray
 from offload.errors import ConfigError, argument
 from offload.formatting import rate_shown
 from offload.inference.blocks import Block, Tasks, blocks, in_order
-from offload.inference.model_worker import Answer, ModelJob, ModelWorker, workers_in_words
+from offload.inference.model_worker import Answer, ModelJob, ModelWorker, own_columns, workers_in_words
 from offload.inference.parts import Parts, check_output
 from offload.inference.predictor import Predictor
 from offload.inference.weights import read_weights
@@ -120,6 +120,11 @@ def predict(
         overwrite=check_flag("overwrite", overwrite),
         address=None if address is None else check_text("address", address, sane='"auto" or host:port'),
     )
+    taken = own_columns(argmax=settings.argmax)
+    if (name := next((name for name in predictor.keep if name in taken), None)) is not None:
+        raise ConfigError(
+            f"keep names the column {name!r}, which the results use themselves. Rename it in the transform, or leave it out of keep."
+        )
     check_output(settings.output, overwrite=settings.overwrite)
     with LiveLine(quiet=quiet) as live:
         return _predict(predictor, settings, live)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from offload.errors import FAILURES, ConfigError, RunError
+from offload.inference.results import without_rows
 from offload.model.checks import check_callable, check_names
 from offload.pipeline.describe.combine import indexed
 from offload.pipeline.describe.from_loader import described
@@ -90,8 +91,8 @@ class Predictor:
         return model
 
     def named_outputs(self, model: torch.nn.Module, batch: Any, rows: int) -> dict[str, Any]:
-        """The outputs of a batch of so many samples, by name. Raises RunError if the user's function raises, or if an output has another
-        number of rows."""
+        """The outputs of a batch of so many samples, by name. Raises RunError if the user's function raises, or if an output does not
+        have one row for each sample."""
         name = getattr(self.outputs, "__qualname__", type(self.outputs).__name__)
         try:
             with torch.inference_mode():
@@ -104,11 +105,10 @@ class Predictor:
         named = dict(value) if isinstance(value, Mapping) else {OUTPUT: value}
         named = {str(key): column for key, column in named.items() if column is not None}
         for key, column in named.items():
-            count = len(column) if hasattr(column, "__len__") and getattr(column, "ndim", 1) != 0 else None
-            if count != rows:
-                held = f"{count} rows" if count is not None else f"a {type(column).__name__} without rows"
+            if (reason := without_rows(column, rows)) is not None:
                 raise RunError(
-                    f"the output {key!r} has {held} for {rows} samples. Return one row for each sample from outputs=, or leave it out."
+                    f"the output {key!r} {reason}, for {rows} samples. Return a dict of tensors from outputs=, each with one row for each "
+                    "sample, and leave out what has none."
                 )
         return named
 

@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -21,7 +23,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import offload
 from offload.cli.main import main
-from offload.errors import RunError
+from offload.errors import ConfigError, RunError
 from offload.inference.weights import read_weights
 from tests.helpers import PROGRAMS, ROOT, eventually
 from tests.programs import predicted
@@ -306,3 +308,68 @@ def test_kept_columns_may_miss_values(linear: Path, tmp_path: Path) -> None:
     predictor = offload.Predictor(layer, samples, outputs=score, keep=("cap",))
     prediction = offload.predict(predictor, linear, tmp_path / "out.parquet", batch_size=BATCH, quiet=True)
     assert [row["cap"] for row in rows(prediction.output)] == captions
+
+
+@dataclass
+class Refuses:
+    """A prediction of a batch of two samples whose outputs or kept columns are refused. ``reason``: what the error says."""
+
+    reason: str
+    outputs: Callable[[torch.nn.Module, Any], Any] = score
+    keep: tuple[str, ...] = ()
+    argmax: bool = False
+    count: int = 2
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Refuses(
+            "the output 'output' is a tuple of several values, for 2 samples. Return a dict",
+            lambda m, b: (score(m, b), 0),
+        ),
+        Refuses("the output 'output' is a tuple", lambda m, b: (score(m, b), [score(m, b)])),
+        Refuses(
+            "the output 'aux' is a dict, for 2 samples", lambda m, b: {"aux": {"u": score(m, b), "v": score(m, b)}}
+        ),
+        Refuses("the output 'output' is a str without rows", lambda m, b: "ab"),
+        Refuses("keep names the column 'target', which is a dict, for 2 samples. Keep columns", keep=("target",)),
+        Refuses("keep names the column 'target', which is a dict, for 3 samples", keep=("target",), count=3),
+        Refuses("keep names the column 'mean', which is a Tensor without rows", keep=("mean",)),
+        Refuses("keep names the column 'three', which has 3 rows, for 2 samples", keep=("three",)),
+        Refuses(
+            "the name of an output is 'prediction'", lambda m, b: {"prediction": b["x"], "output": b["x"]}, argmax=True
+        ),
+        Refuses("'x' is both an output and a column of keep", lambda m, b: {"x": score(m, b)}, keep=("x",)),
+        Refuses("the name of an output is 'key'", lambda m, b: {"key": score(m, b)}),
+        Refuses("keep names the column 'key', which the results use themselves", keep=("key",)),
+        Refuses("keep names the column 'prediction', which", keep=("prediction",), argmax=True),
+        Refuses("argmax needs an output of one row of scores", lambda m, b: score(m, b) > 0, argmax=True),
+        Refuses("that one has the shape (2, 0)", lambda m, b: score(m, b)[:, :0], argmax=True),
+    ],
+    ids=lambda case: case.reason,
+)
+def test_what_is_not_one_row_for_each_sample_is_refused(case: Refuses, linear: Path, tmp_path: Path) -> None:
+    samples = [{"x": torch.zeros(2), "target": {"u": number, "v": 0}} for number in range(case.count)]
+    data = offload.from_torch(samples, collate_fn=collated)
+    predictor = offload.Predictor(layer, data, outputs=case.outputs, keep=case.keep)
+    with pytest.raises((ConfigError, RunError)) as error:
+        offload.predict(predictor, linear, tmp_path / "out.parquet", argmax=case.argmax, quiet=True)
+    assert case.reason in str(error.value)
+
+
+def collated(samples: list[Any]) -> dict[str, Any]:
+    """A batch with columns that have no row for each sample."""
+    batch = torch.utils.data.default_collate(samples)
+    return {**batch, "mean": torch.tensor(0.5), "three": [1, 2, 3]}
+
+
+def test_outputs_may_be_lists_with_an_entry_for_each_sample(linear: Path, tmp_path: Path) -> None:
+    """Such as the boxes of each image."""
+
+    def outputs(model: torch.nn.Module, batch: Any) -> Any:
+        return {"boxes": [np.arange(float(number)) for number in batch["sample_id"].tolist()], "pair": ("a", "b")}
+
+    predictor = offload.Predictor(layer, [{"x": torch.zeros(2)}] * 2, outputs=outputs)
+    prediction = offload.predict(predictor, linear, tmp_path / "out.parquet", quiet=True)
+    assert [(row["boxes"], row["pair"]) for row in rows(prediction.output)] == [([], "a"), ([0.0], "b")]
