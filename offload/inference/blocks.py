@@ -22,6 +22,7 @@ from offload.pipeline.index.rows import IndexRows, Picked
 from offload.pipeline.order.chunks import CHUNK
 from offload.pipeline.order.ranges import Ranges
 from offload.pipeline.preprocessing.processing import IndexRecipe, process
+from offload.pipeline.preprocessing.watchdog import watch_of_process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +91,7 @@ class Preprocessing:
                 _ready.clear()
                 _ready[self.key] = self.recipe.ready()
             recipe, table = _ready[self.key], task.rows.table()
-            block = process(recipe, table, epoch=0)
+            block = process(recipe, table, epoch=0, watch=watch_of_process())
             assert recipe.reader is not None
             names = tuple(recipe.reader.describe(table, row) for row in range(table.num_rows))
             return Block(number=task.number, rows=block.num_rows, columns=wire.decode(block), names=names)

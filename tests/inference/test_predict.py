@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -373,3 +374,46 @@ def test_outputs_may_be_lists_with_an_entry_for_each_sample(linear: Path, tmp_pa
     predictor = offload.Predictor(layer, [{"x": torch.zeros(2)}] * 2, outputs=outputs)
     prediction = offload.predict(predictor, linear, tmp_path / "out.parquet", quiet=True)
     assert [(row["boxes"], row["pair"]) for row in rows(prediction.output)] == [([], "a"), ([0.0], "b")]
+
+
+class Stuck:
+    """Samples of which reading number 3, or transforming number 5, takes forever."""
+
+    def __init__(self, *, transform: bool) -> None:
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        if number == 3 and not self.transform:
+            time.sleep(10_000)
+        return {"x": torch.full((2,), float(number))}
+
+
+def stuck_at_5(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["x"][0] == 5:
+        time.sleep(10_000)
+    return sample
+
+
+@pytest.mark.parametrize("engine", ["this machine", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])])
+def test_a_sample_that_hangs_is_skipped_or_named(
+    engine: str, linear: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """As in training: what cannot be read in time is skipped, and a transform that hangs ends the prediction."""
+    if engine == "ray":
+        request.getfixturevalue("ray_cluster")
+    reading = offload.from_torch(Stuck(transform=False), on_error="skip", sample_timeout_s=0.5)
+    predictor = offload.Predictor(layer, reading, outputs=score)
+    prediction = offload.predict(predictor, linear, tmp_path / "out.parquet", batch_size=BATCH, quiet=True)
+    assert [row["sample_id"] for row in rows(prediction.output)] == [0, 1, 2, *range(4, 20)]
+    (skipped,) = prediction.document["skipped_samples"]
+    assert skipped["sample_id"] == 3
+    assert "took longer than sample_timeout_s=0.5" in skipped["reason"]
+    hanging = offload.from_torch(
+        Stuck(transform=True), transform=stuck_at_5, per_sample=True, on_error="skip", sample_timeout_s=0.5
+    )
+    predictor = offload.Predictor(layer, hanging, outputs=score)
+    with pytest.raises(RunError, match=r"the transform stuck_at_5 took longer than sample_timeout_s=0\.5 on .*5"):
+        offload.predict(predictor, linear, tmp_path / "other.parquet", batch_size=BATCH, quiet=True)

@@ -58,7 +58,9 @@ class Watch:
     def start(self) -> None:
         """Look regularly, from a new thread. If this is the main thread, allow the watch to interrupt its calls."""
         if threading.current_thread() is threading.main_thread():
+            global _interrupting
             signal.signal(signal.SIGALRM, self._interrupt)
+            _interrupting = self
         threading.Thread(target=self._run, args=(threading.get_ident(),), daemon=True, name="watch").start()
 
     def doing(self, what: Callable[[], str], deadline_s: float | None = None) -> None:
@@ -96,6 +98,14 @@ class Watch:
         # The call may have ended just before the signal came. Its successor must not pay for it.
         if doing is not None and doing.interrupted:
             raise SampleTimeoutError
+
+
+_interrupting: Watch | None = None
+
+
+def watch_of_process() -> Watch | None:
+    """The watch that interrupts the calls of this process's main thread. None if it has none."""
+    return _interrupting
 
 
 class NoReports:
