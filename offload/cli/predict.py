@@ -63,13 +63,13 @@ def predict(
 
     Exit codes: 0 success, 130 interrupted, 2 an error before the first sample, 1 a later failure.
     """
-    from offload.inference.parts import check_output
+    from offload.inference.parts import check_output, output_path
     from offload.train.driver.platform.choice import check_address
 
     with stdout_for_json(as_json) as emit:
         # Check these before the script runs, which may take long.
         check_script(script, _SCRIPT)
-        check_output(output.expanduser().absolute(), overwrite=overwrite)
+        check_output(output_path(output), overwrite=overwrite)
         address = check_address(address)
         predictor = build_predictor(script, args, address)
         from offload.inference.predict import predict as run

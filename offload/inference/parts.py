@@ -84,13 +84,12 @@ class Parts:
     def opened(self) -> Iterator[Parts]:
         """A context in which this process alone writes the parts. It finds the complete ones of an earlier prediction."""
         check_output(self._output, overwrite=self._overwrite)
-        try:
+        with _beginning(self._folder):
             self._folder.mkdir(exist_ok=True)
             lock = _locked(self._folder / ".lock", self._output)
-        except OSError as error:
-            raise ConfigError(f"{self._folder} cannot be written: {error.strerror or error}.") from None
         try:
-            self._begin()
+            with _beginning(self._folder):
+                self._begin()
             yield self
             self.flush()
         finally:
@@ -218,8 +217,23 @@ class Parts:
             yield pa.Table.from_batches(group, schema)
 
 
+def output_path(path: str | Path) -> Path:
+    """The file's absolute path. Raises ConfigError for the home of an unknown user."""
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError:
+        raise ConfigError(
+            f"{argument('output')} {path} cannot be found: nobody knows the home folder {Path(path).parts[0]}. Write its path in full."
+        ) from None
+
+
 def check_output(output: Path, *, overwrite: bool) -> None:
     """Raise ConfigError if a prediction cannot write this file."""
+    with _beginning(output):
+        _check_output(output, overwrite=overwrite)
+
+
+def _check_output(output: Path, *, overwrite: bool) -> None:
     if output.suffix != ".parquet":
         raise ConfigError(
             f"{argument('output')} must be a Parquet file, found {output}. Name it {output.stem or 'out'}.parquet."
@@ -232,6 +246,16 @@ def check_output(output: Path, *, overwrite: bool) -> None:
         )
     if not (output.parent.is_dir() and os.access(output.parent, os.W_OK)):
         raise ConfigError(f"{output} cannot be written: {output.parent} is not a writable folder.")
+
+
+@contextlib.contextmanager
+def _beginning(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror or error}. Correct that, or choose another {argument('output')}."
+        ) from None
 
 
 @contextlib.contextmanager

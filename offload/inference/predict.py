@@ -19,7 +19,7 @@ from offload.errors import ConfigError, argument
 from offload.formatting import rate_shown
 from offload.inference.blocks import Block, Tasks, blocks, in_order
 from offload.inference.model_worker import Answer, ModelJob, ModelWorker, own_columns, workers_in_words
-from offload.inference.parts import Parts, check_output
+from offload.inference.parts import Parts, check_output, output_path
 from offload.inference.predictor import Predictor
 from offload.inference.weights import read_weights
 from offload.model.checks import check_count, check_flag, check_path, check_text, shown
@@ -110,10 +110,8 @@ def predict(
     if not isinstance(predictor, Predictor):
         raise ConfigError(f"predict takes an offload.Predictor, found {shown(predictor)}.")
     settings = _Settings(
-        checkpoint=check_path("checkpoint", os.fspath(checkpoint), sane="a run directory or a checkpoint"),
-        output=Path(check_path("output", os.fspath(output), sane="a file, such as out.parquet"))
-        .expanduser()
-        .absolute(),
+        checkpoint=check_path("checkpoint", checkpoint, sane="a run directory or a checkpoint"),
+        output=output_path(check_path("output", output, sane="a file, such as out.parquet")),
         batch_size=check_count(argument("batch_size"), batch_size, least=1, most=1 << 20, sane="such as 64"),
         argmax=check_flag("argmax", argmax),
         seed=check_count(argument("seed"), seed, sane="such as 0"),

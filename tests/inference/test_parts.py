@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 import tempfile
 from pathlib import Path
 
@@ -83,6 +85,20 @@ def test_a_part_that_a_crash_cut_off_is_made_again(tmp_path: Path) -> None:
     part.write_bytes(part.read_bytes()[:-40])
     with Parts(output, {}, overwrite=False).opened() as parts:
         assert (parts.done, parts.rows) == (set(), 0)
+
+
+def test_a_full_disk_at_the_beginning_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with (
+        pytest.raises(
+            ConfigError, match=r"out\.parquet\.parts cannot be written: No space left on device\. Correct that"
+        ),
+        Parts(tmp_path / "out.parquet", {}, overwrite=False).opened(),
+    ):
+        pass
 
 
 def test_results_of_another_kind_are_refused(tmp_path: Path) -> None:

@@ -263,6 +263,15 @@ def test_bad_input_is_refused_with_the_reason(
     assert "no images under" in says(weights, SCRIPT, "-o", output, "--", tmp_path)
     assert "must be a Parquet file" in says(weights, SCRIPT, "-o", tmp_path / "out.csv", "--", jpeg_folder)
     assert "is not a writable folder" in says(weights, SCRIPT, "-o", tmp_path / "no" / "out.parquet", "--", jpeg_folder)
+    nobody = says(weights, SCRIPT, "-o", "~no-such-user/out.parquet", "--", jpeg_folder)
+    assert "--output ~no-such-user/out.parquet cannot be found: nobody knows the home folder ~no-such-user" in nobody
+    long = tmp_path / f"{'x' * 300}.parquet"
+    assert f"{long} cannot be written: File name too long" in says(weights, SCRIPT, "-o", long, "--", jpeg_folder)
+    predictor = offload.Predictor(predicted.build_model, predicted.data(jpeg_folder))
+    with pytest.raises(ConfigError, match=r"checkpoint must be a path .*, found nothing"):
+        offload.predict(predictor, None, output)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"output must be a path .*, found 5"):
+        offload.predict(predictor, weights, 5)  # type: ignore[arg-type]
     assert "is not a file" in says(weights, tmp_path / "no.py", "-o", output)
     assert "--batch-size must be" in says(weights, SCRIPT, "-o", output, "--batch-size", 0, "--", jpeg_folder)
     for code, reason in {
@@ -417,3 +426,14 @@ def test_a_sample_that_hangs_is_skipped_or_named(
     predictor = offload.Predictor(layer, hanging, outputs=score)
     with pytest.raises(RunError, match=r"the transform stuck_at_5 took longer than sample_timeout_s=0\.5 on .*5"):
         offload.predict(predictor, linear, tmp_path / "other.parquet", batch_size=BATCH, quiet=True)
+
+
+def test_tensors_that_share_negated_memory_are_stored(linear: Path, tmp_path: Path) -> None:
+    """Such as the imaginary part of conjugated numbers."""
+
+    def outputs(model: torch.nn.Module, batch: Any) -> Any:
+        return torch.complex(batch["x"], batch["x"] + 1).conj().imag
+
+    predictor = offload.Predictor(layer, [{"x": torch.zeros(2)}], outputs=outputs)
+    prediction = offload.predict(predictor, linear, tmp_path / "out.parquet", quiet=True)
+    assert [row["output"] for row in rows(prediction.output)] == [[-1.0, -1.0]]
