@@ -1,7 +1,7 @@
 """The tasks of a prediction, and the blocks of preprocessed samples that :class:`offload.DataLoader` makes of them.
 
-A task holds some batches whole, and some chunks of samples whole, which draw their random numbers together. So a batch has the samples
-that it has in validation, whoever makes it and however often the prediction was interrupted.
+A task holds some batches whole, and processes chunks of samples whole, which draw their random numbers together. So a batch has the
+samples that it has in validation, whoever makes it and however often the prediction was interrupted.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from offload.errors import OffloadError, RunError
 from offload.loader.loader import DataLoader
 from offload.pipeline.blocks import wire
 from offload.pipeline.blocks.wire import Columns
 from offload.pipeline.index.rows import IndexRows, Picked
-from offload.pipeline.order.chunks import CHUNK
+from offload.pipeline.order.chunks import CHUNK, untrained, whole_chunks
 from offload.pipeline.order.ranges import Ranges
 from offload.pipeline.preprocessing.processing import IndexRecipe, process
 from offload.pipeline.preprocessing.watchdog import watch_of_process
+
+MOST_SAMPLES = 512  # of a task, unless a batch has more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,14 @@ class Tasks:
 
     @property
     def size(self) -> int:
-        """The samples of a task."""
-        return math.lcm(self.batch_size, CHUNK)
+        """The samples of a task. They fit in memory, and are soon done."""
+        whole = math.lcm(self.batch_size, CHUNK)
+        return whole if whole <= MOST_SAMPLES else self.batch_size * max(MOST_SAMPLES // self.batch_size, 1)
+
+    @property
+    def cuts_chunks(self) -> bool:
+        """Whether the end of a task may lie within a chunk. Both tasks then process that chunk whole."""
+        return bool(self.size % CHUNK)
 
     def __len__(self) -> int:
         return math.ceil(len(self.rows) / self.size)
@@ -56,9 +62,9 @@ class Tasks:
         """One task."""
         start = number * self.size
         stop = start + self.samples(number)
-        places = Ranges(((start, stop),))
-        rows = Picked(ids=np.arange(start, stop), source=self.rows, positions=places, wanted=places)
-        return Task(number=number, rows=rows)
+        wanted = Ranges(((start, stop),))
+        whole = whole_chunks(wanted, len(self.rows))
+        return Task(number=number, rows=Picked(ids=whole.numbers(), source=self.rows, positions=whole, wanted=wanted))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +99,7 @@ class Preprocessing:
             recipe, table = _ready[self.key], task.rows.table()
             block = process(recipe, table, epoch=0, watch=watch_of_process())
             assert recipe.reader is not None
-            names = tuple(recipe.reader.describe(table, row) for row in range(table.num_rows))
+            names = tuple(recipe.reader.describe(table, row) for row in untrained(table).tolist())
             return Block(number=task.number, rows=block.num_rows, columns=wire.decode(block), names=names)
         except OffloadError as error:
             return _Failure(text=str(error))

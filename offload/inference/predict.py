@@ -157,6 +157,8 @@ def _predict(predictor: Predictor, settings: _Settings, live: LiveLine) -> Predi
             "keep": list(predictor.keep),
             "seed": settings.seed,
         }
+        if tasks.cuts_chunks:  # the parts of an older version held larger tasks
+            manifest["the size of a task"] = tasks.size
         with Parts(settings.output, manifest, overwrite=settings.overwrite).opened() as parts:
             return _completed(job, index, tasks, parts, settings, live)
     finally:

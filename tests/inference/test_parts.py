@@ -8,7 +8,6 @@ import os
 import tempfile
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -24,13 +23,21 @@ from offload.pipeline.order.chunks import CHUNK
 from offload.train.worker.data.cutting import Skipped
 
 
-@given(samples=st.integers(1, 500), batch_size=st.integers(1, 70))
+@given(samples=st.integers(1, 5000), batch_size=st.integers(1, 1200))
 def test_tasks_hold_each_sample_once_and_batches_and_chunks_whole(samples: int, batch_size: int) -> None:
+    """No task has many more samples than a batch, or than a few hundred."""
     tasks = Tasks(rows=pa.table({"path": [str(i) for i in range(samples)]}), batch_size=batch_size)
     every = [tasks.task(number).rows for number in range(len(tasks))]
-    assert np.concatenate([task.ids for task in every]).tolist() == list(range(samples))
-    assert [task.num_rows for task in every] == [tasks.samples(number) for number in range(len(tasks))]
-    assert all(task.num_rows % batch_size == 0 and task.num_rows % CHUNK == 0 for task in every[:-1])
+    returned = [task.returned().column("sample_id").to_pylist() for task in every]
+    assert list(itertools.chain(*returned)) == list(range(samples))
+    assert list(map(len, returned)) == [tasks.samples(number) for number in range(len(tasks))]
+    assert all(len(ids) % batch_size == 0 for ids in returned[:-1])
+    for task in every:
+        first, last = int(task.ids[0]), int(task.ids[-1])
+        assert task.ids.tolist() == list(range(first, last + 1))
+        assert first % CHUNK == 0
+        assert (last + 1) % CHUNK == 0 or last + 1 == samples
+        assert task.num_rows < max(512, batch_size) + 2 * CHUNK
 
 
 def answer(number: int, rows: int) -> Answer:

@@ -25,6 +25,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 import offload
 from offload.cli.main import main
 from offload.errors import ConfigError, RunError
+from offload.inference import parts
 from offload.inference.weights import read_weights
 from tests.helpers import PROGRAMS, ROOT, eventually
 from tests.programs import predicted
@@ -437,3 +438,55 @@ def test_tensors_that_share_negated_memory_are_stored(linear: Path, tmp_path: Pa
     predictor = offload.Predictor(layer, [{"x": torch.zeros(2)}], outputs=outputs)
     prediction = offload.predict(predictor, linear, tmp_path / "out.parquet", quiet=True)
     assert [row["output"] for row in rows(prediction.output)] == [[-1.0, -1.0]]
+
+
+class Drawn:
+    """Samples with random numbers."""
+
+    def __len__(self) -> int:
+        return 1100
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        return {"x": torch.rand(2), "cap": f"caption {number}"}
+
+
+def test_random_numbers_do_not_depend_on_the_size_of_batches(linear: Path, tmp_path: Path) -> None:
+    """Also where a task ends within a chunk of samples, which draw their random numbers together."""
+    predictor = offload.Predictor(layer, Drawn(), outputs=lambda model, batch: batch["x"], keep=("cap",))
+    whole, cut = (
+        offload.predict(predictor, linear, tmp_path / f"{size}.parquet", batch_size=size, quiet=True).output
+        for size in (16, 129)
+    )
+    assert pq.read_table(cut).equals(pq.read_table(whole))
+    assert [row["cap"] for row in rows(cut)] == [f"caption {number}" for number in range(1100)]
+
+
+def test_a_prediction_goes_on_with_tasks_of_its_size_alone(
+    linear: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "FLUSH_S", 0.0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)  # one worker, which makes one task after another
+    fails = [True]
+
+    def outputs(model: torch.nn.Module, batch: Any) -> Any:
+        if fails[0] and int(batch["sample_id"][0]) > 1000:
+            raise ValueError("out of luck")
+        return batch["x"]
+
+    def predicted_rows() -> Any:
+        predictor = offload.Predictor(layer, Drawn(), outputs=outputs)
+        return offload.predict(predictor, linear, tmp_path / "out.parquet", batch_size=513, quiet=True)
+
+    with pytest.raises(RunError, match="out of luck"):
+        predicted_rows()
+    fails[0] = False
+    manifest = tmp_path / "out.parquet.parts" / "manifest.json"
+    content = manifest.read_text()
+    older = {name: value for name, value in json.loads(content).items() if name != "the size of a task"}
+    manifest.write_text(json.dumps(older))
+    with pytest.raises(ConfigError, match="the size of a task was None, and is 513"):
+        predicted_rows()
+    manifest.write_text(content)
+    prediction = predicted_rows()
+    assert prediction.document["resumed_samples"] == 513
+    assert [row["sample_id"] for row in rows(prediction.output)] == list(range(1100))
