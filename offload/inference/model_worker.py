@@ -11,12 +11,13 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from offload.errors import RunError
+from offload.errors import FAILURES, RunError
 from offload.inference.blocks import Block
 from offload.inference.predictor import OUTPUT, Predictor
 from offload.inference.results import as_array, fitted, unified, without_rows
 from offload.inference.weights import Weights
 from offload.pipeline.blocks.wire import SAMPLE_ID
+from offload.pipeline.preprocessing.wording import say
 from offload.pipeline.program.surroundings import Program
 from offload.train.worker.data.batch import shown_batch
 from offload.train.worker.data.cutting import Cut, Cutter, Skipped, budget_of
@@ -87,7 +88,7 @@ class ModelWorker:
         batches: list[tuple[Cut, dict[str, Any]]] = []
         skipped: list[Skipped] = []
         while (cut := cutter.cut(self._job.batch_size, over=True, near_end=True)) is not None:
-            content, event = self._delivery.deliver(cut)
+            content, event = self._delivered(cut)
             self._delivery.arrived(content, event)
             batch = shown_batch(content)
             outputs = self._job.predictor.named_outputs(self._model, batch, cut.rows)
@@ -99,6 +100,17 @@ class ModelWorker:
             skipped += cut.skipped
         skipped += cutter.leftover()
         return _Computed(block=block, batches=tuple(batches), skipped=tuple(skipped))
+
+    def _delivered(self, cut: Cut) -> tuple[Any, Any]:
+        """A batch on the device, and the event of its arrival. Raises RunError if samples form no batch, or if a step there raises."""
+        try:
+            return self._delivery.deliver(cut)
+        except RunError:
+            raise
+        except FAILURES as error:
+            raise RunError(
+                f"a step of on_device raised {say(error)} on a batch of {cut.rows} samples. Correct it."
+            ) from None
 
     def _check_names(self, outputs: Iterable[str]) -> None:
         """Raise RunError for an output that would replace another column."""

@@ -490,3 +490,19 @@ def test_a_prediction_goes_on_with_tasks_of_its_size_alone(
     prediction = predicted_rows()
     assert prediction.document["resumed_samples"] == 513
     assert [row["sample_id"] for row in rows(prediction.output)] == list(range(1100))
+
+
+def refuses(batch: dict[str, Any]) -> dict[str, Any]:
+    """A step on the device."""
+    raise ValueError("no such class")
+
+
+def test_a_step_on_the_device_that_raises_is_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1.0, 2.0]}), tmp_path / "rows.parquet")
+    torch.save({}, tmp_path / "weights.pt")
+    data = offload.parquet(tmp_path / "rows.parquet", on_device=refuses)
+    predictor = offload.Predictor(torch.nn.Identity, data, outputs=lambda model, batch: batch["x"])
+    with pytest.raises(
+        offload.RunError, match=r"a step of on_device raised ValueError: no such class .*on a batch of 2 samples"
+    ):
+        offload.predict(predictor, tmp_path / "weights.pt", tmp_path / "out.parquet", quiet=True)

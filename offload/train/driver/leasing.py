@@ -72,9 +72,8 @@ class Leasing:
         self._sent: tuple[float, Report] | None = None
         self._since: float | None = None  # when it came to the arbiter, by the clock; None after a departure
         self._looked = now()
-        self._renewed: tuple[float, float] | None = (
-            None  # the end of the newest lease, and a time at which it was renewed or later
-        )
+        # The end of the newest lease, and the time of the last look before it was renewed.
+        self._renewed: tuple[float, float] | None = None
         self._leaving: Counter[str] = Counter()  # cores that preprocessing gives up, by node
         self._restarts = 0
         self._kind: str | None = None  # the GPUs of its newest workers: it may wait for others now
