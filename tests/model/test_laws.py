@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from offload.errors import ConfigError
 from offload.model import GradientNoise, InputRate, JointGoodput, NodeType, Shape, StepTime
-from offload.model.blocks import BLOCK_BYTES, HUB_BLOCK_S, hub_slowdown
+from offload.model.blocks import BLOCK_BYTES, HUB_BLOCK_S, HUB_ROOM, hub_slowdown
 from offload.model.input_rate import BOTTLENECKS
 from offload.model.overlap import overlap_of_queue, overlapped
 from tests.strategies import cpu_types, gpu_types, input_rates, noises, step_times
@@ -166,8 +166,8 @@ def test_a_hub_hands_out_no_more_blocks_than_it_can(
     limited = dataclasses.replace(rate, hub_block_s=block_s)
     at = limited.samples_per_s(shape, workers)
     assert at <= rate.samples_per_s(shape, workers)
-    # A block holds 128 MiB at most, or one sample.
-    largest = max(BLOCK_BYTES / max(rate.wire_bytes_per_sample, 1.0), 1.0)
+    # A block holds twice 128 MiB at most, or one sample.
+    largest = max(HUB_ROOM * BLOCK_BYTES / max(rate.wire_bytes_per_sample, 1.0), 1.0)
     assert at <= largest / (block_s * float(hub_slowdown(workers))) * (1 + 1e-9)
     faster = dataclasses.replace(rate, hub_block_s=block_s / 2)
     assert at <= faster.samples_per_s(shape, workers) <= 2 * at * (1 + 1e-9)
