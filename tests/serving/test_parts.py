@@ -205,9 +205,9 @@ class Dying:
 
 def test_a_request_that_kills_its_replicas_gets_no_further_ones() -> None:
     dying = Dying()
-    ingress: Any = object.__new__(Ingress)
-    ingress._preprocessing, ingress._model = SimpleNamespace(remote=lambda sample: sample), dying
-    refused = asyncio.run(ingress._answer(Sample(row={"x": 1})))
+    # No replica of Serve: its end would be a coroutine that nobody awaits.
+    ingress: Any = SimpleNamespace(_preprocessing=SimpleNamespace(remote=lambda sample: sample), _model=dying)
+    refused = asyncio.run(Ingress._answer(ingress, Sample(row={"x": 1})))
     assert isinstance(refused, Refusal)
     assert (refused.status, refused.text) == (500, "3 replicas have died with this request, so no other one gets it.")
     assert dying.requests == 3
