@@ -5,7 +5,6 @@
     report ──► known run: note what it holds ──────────────► hand over ──► changed leases
                unknown run: adopt what it holds ─► decide ──►    ▲
     expiry, other nodes, other holders ────────────► decide ─────┤
-    departure ──────────────────────► hand out its cores ────────┤
     BREATH_S after a departure ────────────────────► decide ─────┤
     a run has another weight ──────────────────────► decide ─────┤
     a run's first measurement, or with more workers ► decide ────┤
@@ -34,10 +33,10 @@ from offload.model.placement import NodeResources, beside
 ROUND_S = 60.0
 """Seconds from one decision to the next if nobody comes or goes."""
 BREATH_S = 1.5
-"""Seconds after a departure in which those who stay get cores, and no workers, if nobody waits for the room.
+"""Seconds that room stays free after a departure if nobody waits for it.
 
-A search starts its next trial a moment after one has ended. If those who stay had taken its workers, they would restart, and restart again
-to give them back. Cores move without a restart."""
+A search starts its next trial a moment after one has ended. If those who stay had taken the room, they would restart, and restart again
+to give it back."""
 PATIENCE_S = 2 * ROUND_S  # rounds wait so long for runs that have not yet given back what they should
 GRACE_S = REPORT_S  # for its run, a lease lasts longer by the time that an answer takes
 
@@ -171,8 +170,6 @@ def step(ledger: Ledger, *events: Event) -> tuple[Ledger, dict[str, Lease]]:
     if after.nodes and at >= after.recovered_at:
         if urgent or at >= _next_round(after):
             after = _decided(after, at)
-        elif any(isinstance(event, Departed) for event in events):
-            after = _with_free_cores(after, at)
         after = _handed_over(after, at)
     changed = {
         name: tenant.lease
@@ -276,27 +273,15 @@ def _held_by_others(ledger: Ledger) -> dict[str, dict[str, float]]:
 
 def _decided(ledger: Ledger, at: float) -> Ledger:
     """The ledger with a new allotment for each run."""
-    jobs = [_as_job(tenant, at) for tenant in ledger.tenants.values()]
-    return replace(_allotted(ledger, jobs), decided_at=at, departed_at=None)
-
-
-def _with_free_cores(ledger: Ledger, at: float) -> Ledger:
-    """The ledger with new allotments in which each run has as many workers as it has now."""
-    jobs = [_as_job(tenant, at) for tenant in ledger.tenants.values()]
-    fixed = {job.name: job.present.worker_count or job.workers[0] for job in jobs}
-    return _allotted(ledger, [replace(job, workers=(fixed[job.name], fixed[job.name])) for job in jobs])
-
-
-def _allotted(ledger: Ledger, jobs: list[Job]) -> Ledger:
-    """The ledger with what the allocation gives to each of these jobs, its runs."""
     others = _held_by_others(ledger)
     nodes = tuple(beside(node, others.get(node.name, {})) for node in ledger.nodes)
+    jobs = [_as_job(tenant, at) for tenant in ledger.tenants.values()]
     allotments = allocate(_keeping_what_fits(jobs, nodes), nodes, ledger.rules)
     tenants = {
         name: replace(tenant, lease=replace(tenant.lease, allotment=allotments[name]))
         for name, tenant in ledger.tenants.items()
     }
-    return replace(ledger, tenants=tenants)
+    return replace(ledger, tenants=tenants, decided_at=at, departed_at=None)
 
 
 def _as_job(tenant: Tenant, at: float) -> Job:

@@ -422,31 +422,19 @@ def test_rounds_come_a_minute_apart_unless_somebody_comes_or_changes_what_it_wan
         assert step(ledger, change)[0].decided_at == change.at
 
 
-def test_the_cores_of_a_run_that_leaves_go_at_once_to_those_who_stay_and_restart_nobody() -> None:
-    ledger = step(Ledger(started_at=START), ClusterSeen(at=START, nodes=NODES))[0]
-    hungry = a_job("", core_seconds_per_sample=0.1)
-    runs = some_runs([hungry, hungry])
-    ledger, now = settled(ledger, runs, START)
-    held = runs["run 1"].holding
-    left, changed = step(ledger, Departed(at=now + 1, name="run 0"))
-    assert changed["run 1"].allotment.holding.same_workers(held)
-    assert changed["run 1"].holding.core_count > held.core_count
-    assert due(left) == now + 1 + BREATH_S
-
-
-def test_workers_that_a_run_leaves_stay_free_for_a_breath_unless_somebody_waits_for_them() -> None:
+def test_room_that_a_run_leaves_stays_free_for_a_breath_unless_somebody_waits_for_it() -> None:
     ledger = step(Ledger(started_at=START), ClusterSeen(at=START, nodes=NODES))[0]
     runs = some_runs([a_job("", workers=(1, 2)), a_job("", workers=(1, 4), restart_s=0.0)])
     ledger, now = settled(ledger, runs, START)
     held = runs["run 1"].holding
     at = now + 1
     left, changed = step(ledger, Departed(at=at, name="run 0"))
-    assert left.tenants["run 1"].lease.allotment.holding.same_workers(held)
+    assert changed == {}
     assert due(left) == at + BREATH_S
-    # Who comes within the breath gets the workers, and those of who stays are not disturbed.
+    # Who comes within the breath finds the room free, and who stays is not disturbed.
     newcomer = Reported(at=at + 0.5, report=Report(job=a_job("new", workers=(1, 2)), since=at))
     _, changed = step(left, newcomer)
-    assert changed["new"].allotment.holding.worker_count
+    assert changed["new"].holding.worker_count
     assert "run 1" not in changed or changed["run 1"].holding.same_workers(held)
     # If nobody comes, who stays takes it.
     _, changed = step(left, Tick(at=at + BREATH_S))
