@@ -6,6 +6,7 @@ Where it stops: :mod:`offload.pipeline.feed.sizing` derives task sizes from it, 
 from __future__ import annotations
 
 import math
+import statistics
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
@@ -89,7 +90,8 @@ class Meter:
                 self._cpu_s[block.node] = self._cpu_s.get(block.node, 0.0) + cost.cpu_s
                 recent = self._of_node.setdefault(block.node, deque(maxlen=RECENT_OF_A_NODE))
                 recent.append(spent)
-                wall_s = self._usual([task.wall_s for task in recent])
+                walls = [task.wall_s for task in recent]
+                wall_s = statistics.fmean(walls) if self._shared else statistics.median(walls)
                 if wall_s > 0:
                     self._pace[block.node] = 1 / wall_s
 
@@ -183,8 +185,9 @@ class Meter:
                 return 1.0
             if node not in self._pace:
                 return UNKNOWN_SPEED
-            # With many nodes, ignore the fastest tenth: it may be chance.
-            return min(1.0, self._pace[node] / float(np.quantile(list(self._pace.values()), 0.9, method="higher")))
+            # With many nodes, ignore the fastest tenth: it may be chance. Not by numpy, which takes ten times as long for so few values.
+            ordered = sorted(self._pace.values())
+            return min(1.0, self._pace[node] / ordered[math.ceil(0.9 * (len(ordered) - 1))])
 
     def samples_per_s(self, nodes: Collection[str]) -> float:
         """Samples/s of all cores of these nodes by the clock; 0 before their first block."""
