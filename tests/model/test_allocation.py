@@ -310,6 +310,12 @@ def test_equal_jobs_share_in_the_ratio_of_their_weights(weights: list[int], time
     assert [shared[j.name] for j in jobs] == [times * weight for weight in weights]
 
 
+def test_a_pinned_job_on_a_kind_that_it_was_not_measured_on_keeps_what_it_holds() -> None:
+    held = Holding(kind="B", workers={"n0": 1}, cores={"n0": 2})
+    kept = allocate([job("j", preemptible=False, present=held)], [node("n0", kind="B")], Rules())["j"]
+    assert kept.holding == held
+
+
 def test_an_input_bound_job_gets_cores_and_a_device_bound_one_the_gpus() -> None:
     nodes = [node("n0", 4, 16)]
     bound = job("input", core_seconds_per_sample=0.5, workers=(1, 4))

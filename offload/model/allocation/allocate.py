@@ -311,7 +311,7 @@ def _cost(jobs: Sequence[Job], tables: Sequence[Choices], rules: Rules, placed: 
 def _kept(job: Job, nodes: Sequence[NodeResources], rules: Rules) -> Allotment:
     """What a job holds that is not preemptible, and what it can use of what all others leave of the ``nodes``."""
     now = job.present
-    if job.measured and rules.usd_per_hour is None:
+    if now.kind in job.step_times and rules.usd_per_hour is None:
         alone = allocate([replace(job, preemptible=True)], nodes, rules)[job.name].holding
         workers = all(alone.workers.get(name, 0) >= count for name, count in now.workers.items())
         if workers and alone.core_count >= now.core_count and alone != now:
