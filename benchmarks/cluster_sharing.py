@@ -13,9 +13,10 @@ minimises the simulator's own objective from the simulator's own start, with a s
 each. And a job's input may limit it: half of the jobs (``--input-bound``) need as many cores for each GPU as Synergy measured for five
 image models, the others one, of 3 that there are.
 
-Policies: ``joint`` chooses workers and cores together. ``proportional`` chooses workers as if no job had an input, and gives each GPU its
-3 cores. ``tuned`` is the same, after which each node's jobs leave the cores that they do not need to those that need more, as Synergy's
-tuning does. Both take workers from this project's solver of Pollux's objective, not from Pollux's genetic search.
+Policies: ``joint`` chooses workers and cores together. ``shorter`` is the same with ``Rules(shorter_first=0.35)``: it knows how many epochs
+each job is to train, and jobs count more that end sooner. ``proportional`` chooses workers as if no job had an input, and gives each GPU
+its 3 cores. ``tuned`` is the same, after which each node's jobs leave the cores that they do not need to those that need more, as Synergy's
+tuning does. The last two take workers from this project's solver of Pollux's objective, not from Pollux's genetic search.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ HEADROOM = (
 )
 CORES_OF_OTHERS = 1.0  # for each GPU: Synergy's language models
 COUNTS = ("num_nodes", "num_replicas")  # what the simulator calls N and K
-POLICIES = ("joint", "proportional", "tuned")
+POLICIES = ("joint", "shorter", "proportional", "tuned")
+JOINT = ("joint", "shorter")
+SHORTER_FIRST = 0.35
 
 
 class Unusable(click.ClickException):
@@ -315,13 +318,14 @@ class Sharing:
         ]
         jobs = [self._job(by_name[name], info, present.get(name, [])) for name, info in infos.items()]
         began = time.perf_counter()
-        shared = allocate(jobs, cluster, Rules(first_cores=CORES_PER_GPU))
+        shorter_first = SHORTER_FIRST if self.policy == "shorter" else 0.0
+        shared = allocate(jobs, cluster, Rules(first_cores=CORES_PER_GPU, shorter_first=shorter_first))
         self.seconds.append(time.perf_counter() - began)
         placed = {
             name: [int(node) for node, count in sorted(a.holding.workers.items()) for _ in range(count)]
             for name, a in shared.items()
         }
-        if self.policy == "joint":
+        if self.policy in JOINT:
             self.cores = {name: a.holding.core_count for name, a in shared.items()}
         else:
             self.cores = {name: CORES_PER_GPU * len(held) for name, held in placed.items()}
@@ -339,7 +343,7 @@ class Sharing:
                 "noise": noise(job),
                 "max_batch_size": float(job.application.max_batch_size),
                 "local_batch_sizes": local_sizes(job.application),
-                "core_seconds_per_sample": self.core_seconds(job) if self.policy == "joint" else 0.0,
+                "core_seconds_per_sample": self.core_seconds(job) if self.policy in JOINT else 0.0,
                 "overlap": OVERLAP,
             }
         workers = {f"{i:02}": list(held).count(i) for i in sorted(set(held))}
@@ -350,6 +354,7 @@ class Sharing:
             age_s=float(info.age),
             restarts=int(info.num_restarts),
             present=Holding(kind="GPU" if held else None, workers=workers),
+            work_left=work_left(job, job.application) if self.policy == "shorter" else None,
             **measured,
         )
 
@@ -383,7 +388,7 @@ class Sharing:
 
     @contextlib.contextmanager
     def in_charge(self) -> Iterator[None]:
-        """The simulator's jobs wait for their input meanwhile; under ``joint``, they choose their batch with it."""
+        """The simulator's jobs wait for their input meanwhile; under the joint policies, they choose their batch with it."""
         kind = self._simulator.Job
         step, choose_batch = kind.step, kind.update_local_bsz
 
@@ -400,7 +405,7 @@ class Sharing:
         def choose(job: Any, placement: Any) -> None:
             rate = self.rate(job)
             if (
-                self.policy == "joint"
+                self.policy in JOINT
                 and job.perf_params is not None
                 and job.target_batch_size is None
                 and 0 < rate < math.inf
@@ -468,6 +473,12 @@ def noise(job: Any) -> GradientNoise:
     return GradientNoise(
         sqr=max(float(sqr), 0.0), var=max(float(var), 0.0), batch_size=float(job.application.init_batch_size)
     )
+
+
+def work_left(job: Any, application: Any) -> float:
+    """What the job's user knows: the rest of its epochs, in samples. The simulators count progress in steps of the initial batch."""
+    steps = float(application.get_progress(application.max_epochs)) - job.progress
+    return max(steps, 1.0) * float(application.init_batch_size)
 
 
 def local_sizes(application: Any) -> tuple[int, int]:

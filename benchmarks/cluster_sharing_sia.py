@@ -6,8 +6,8 @@
 
 The simulator, its traces and its workloads are the checkout's: 160 jobs of the Philly trace in 8 hours on 64 GPUs, 6 nodes of 4 (``aws``),
 3 of 8 (``rtx``) and 2 of 8 (``dgx-ext``). ``sia`` is the checkout's own policy with its own solver and the settings of its
-``run_experiment.sh``. ``joint`` is this project's, in its place; it knows what Sia's knows. The fit of a job's step time is that of
-``cluster_sharing.py``, for both.
+``run_experiment.sh``. ``joint`` is this project's, in its place; it knows what Sia's knows. ``shorter`` also knows how many epochs
+each job is to train, as in ``cluster_sharing.py``. The fit of a job's step time is that of ``cluster_sharing.py``, for all.
 
 A job's fairness ratio is its completion time over that of the same job alone on its share. The share is that of all GPUs among as many jobs
 as there were on average while it was in the cluster. Alone, it doubles its workers from 1 to the best count that the share
@@ -36,7 +36,16 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
 
-from benchmarks.cluster_sharing import Fits, Results, Unusable, on_current_versions, step_time_of, triangulated_once
+from benchmarks.cluster_sharing import (
+    SHORTER_FIRST,
+    Fits,
+    Results,
+    Unusable,
+    on_current_versions,
+    step_time_of,
+    triangulated_once,
+    work_left,
+)
 from offload.model import GradientNoise, StepTime
 from offload.model.allocation.allocate import allocate
 from offload.model.allocation.values import Holding, Job, Rules
@@ -45,7 +54,7 @@ from offload.model.placement import NodeResources, WorkerResources
 KINDS = {"aws": (6, 4), "dgx-ext": (2, 8), "rtx": (3, 8)}  # nodes and GPUs of a node: the checkout's default
 GPUS = sum(nodes * gpus for nodes, gpus in KINDS.values())
 ROUND_S, ROUNDS_WHEN_GROWN = 60, 10
-POLICIES = ("sia", "joint")
+POLICIES = ("sia", "joint", "shorter")
 COUNTS = (1, 2, 4, 8, 16, 24)  # workers of a job that is alone on its share, where they fit
 
 
@@ -72,8 +81,8 @@ class Simulator:
 
     def policy(self, name: str) -> Any:
         """One of ``POLICIES``."""
-        if name == "joint":
-            return Sharing()
+        if name != "sia":
+            return Sharing(shorter_first=SHORTER_FIRST if name == "shorter" else 0.0)
         # The checkout's run_experiment.sh.
         return self.sia.SiaPolicy(
             p_fairness=-0.5,
@@ -92,8 +101,9 @@ def _module(name: str) -> Any:
 class Sharing:
     """This project's allocation in the place of Sia's."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shorter_first: float) -> None:
         self.cluster: Any = None
+        self._rules = Rules(first_cores=0, shorter_first=shorter_first)
         self._nodes = [
             NodeResources(name=f"{kind}/{i}", cpus=0.0, gpus=gpus, gpu_type=kind)
             for kind, (nodes, gpus) in KINDS.items()
@@ -107,7 +117,9 @@ class Sharing:
         """The simulator's question: GPU type and nodes of each job's workers."""
         by_name = {job.name: job for job in self.cluster.jobs}
         jobs = [_job(by_name[name], info, present.get(name, (None, ()))) for name, info in infos.items()]
-        shared = allocate(jobs, self._nodes, Rules(first_cores=0))
+        if self._rules.shorter_first:
+            jobs = [replace(job, work_left=_work_left(by_name[job.name])) for job in jobs]
+        shared = allocate(jobs, self._nodes, self._rules)
         return {name: _placed(allotment.holding) for name, allotment in shared.items()}
 
 
@@ -147,6 +159,10 @@ def _job(job: Any, info: Any, held: tuple[str | None, Any]) -> Job:
         present=Holding(kind=kind, workers=workers),
         **measured,
     )
+
+
+def _work_left(job: Any) -> float:
+    return work_left(job, job.applications[next(iter(KINDS))])
 
 
 def _step_time(job: Any, info: Any, kind: str, known: list[str]) -> StepTime:
@@ -248,19 +264,19 @@ def _timed(decide: Callable[..., Any], seconds: list[float]) -> Callable[..., An
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of each policy, over the workloads that both have run."""
+    """Of each policy, over the workloads that all have run."""
     by_policy = {name: {row["workload"]: row for row in rows if row["policy"] == name} for name in POLICIES}
-    both = sorted(set.intersection(*(set(of) for of in by_policy.values())))
-    if not both:
+    all_ran = sorted(set.intersection(*(set(of) for of in by_policy.values())))
+    if not all_ran:
         return {}
     return {
         "summary": {
             name: {
-                "workloads": len(both),
-                "average_completion_s": round(statistics.fmean(of[w]["average_completion_s"] for w in both), 1),
-                "worst_fairness_ratio": max(of[w]["worst_fairness_ratio"] for w in both),
-                "restarts": sum(of[w]["restarts"] for w in both),
-                "decision_s_p95": max(of[w]["decision_s_p95"] for w in both),
+                "workloads": len(all_ran),
+                "average_completion_s": round(statistics.fmean(of[w]["average_completion_s"] for w in all_ran), 1),
+                "worst_fairness_ratio": max(of[w]["worst_fairness_ratio"] for w in all_ran),
+                "restarts": sum(of[w]["restarts"] for w in all_ran),
+                "decision_s_p95": max(of[w]["decision_s_p95"] for w in all_ran),
             }
             for name, of in by_policy.items()
         }

@@ -24,6 +24,11 @@ class Application:
 
     name = "made-up"
     init_batch_size, max_batch_size, min_local_bsz, max_local_bsz = 32, 512, 4, 32
+    max_epochs = 3
+
+    def get_progress(self, epoch: int) -> float:
+        """Steps of the initial batch until the end of an epoch."""
+        return 1000.0 * epoch
 
     def get_throughput(self, placement: tuple[int, ...], local: int) -> tuple[float, float]:
         """Step and synchronisation time."""
@@ -32,7 +37,7 @@ class Application:
 
 def jobs_of(names: list[str]) -> list[Any]:
     return [
-        SimpleNamespace(name=name, application=Application(), perf_params=FITTED, grad_params=(1e-3, 0.1))
+        SimpleNamespace(name=name, application=Application(), perf_params=FITTED, grad_params=(1e-3, 0.1), progress=0.0)
         for name in names
     ]
 
@@ -113,6 +118,7 @@ def sia_job(name: str, measured_on: tuple[str, ...]) -> Any:
         perf_params={kind: FITTED if kind in measured_on else None for kind in kinds},
         grad_params=(1e-3, 0.1) if measured_on else None,
         max_rescale_time=30,
+        progress=0.0,
     )
 
 
@@ -124,8 +130,9 @@ def sia_info(**changes: Any) -> Any:
     return SimpleNamespace(cluster_throughput_ratios=ratios, **values | changes)
 
 
-def test_gpus_of_three_types_are_shared_and_who_starts_is_let_start() -> None:
-    sharing = cluster_sharing_sia.Sharing()
+@pytest.mark.parametrize("shorter_first", [0.0, 0.35])
+def test_gpus_of_three_types_are_shared_and_who_starts_is_let_start(shorter_first: float) -> None:
+    sharing = cluster_sharing_sia.Sharing(shorter_first=shorter_first)
     names = [f"job-{i}" for i in range(40)]
     sharing.cluster = SimpleNamespace(jobs=[sia_job(name, ("rtx",) if i % 3 else ()) for i, name in enumerate(names)])
     infos = {name: sia_info(scaling_underway=name == "job-1") for name in names}

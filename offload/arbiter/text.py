@@ -45,6 +45,7 @@ def headline(status: Status) -> str:
     cpus, gpus = sum(node.cpus for node in status.nodes), sum(node.gpus for node in status.nodes)
     has = f"{count(len(status.nodes), 'node')} with {cpus:g} CPUs and {gpus:g} GPUs" if status.nodes else "not seen yet"
     budget = "" if status.rules.usd_per_hour is None else f", at most ${status.rules.usd_per_hour:,.2f} an hour"
+    shorter = f", shorter first {status.rules.shorter_first:g}" if status.rules.shorter_first else ""
     if not status.runs:
         next_one = "No run has reported; the next one that does is decided at once."
     elif status.next_decision_at is None:
@@ -54,7 +55,7 @@ def headline(status: Status) -> str:
         next_one = f"It decides again in {duration(left)}, or at once if a run comes or goes."
     return (
         f"The arbiter has run for {duration(max(status.at - status.started_at, 0.0))}: {count(len(status.runs), 'run')} on a cluster "
-        f"{_of(has)}, fairness {status.rules.fairness:g}{budget}. {next_one}"
+        f"{_of(has)}, fairness {status.rules.fairness:g}{shorter}{budget}. {next_one}"
     )
 
 

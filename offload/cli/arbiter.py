@@ -50,6 +50,14 @@ def arbiter() -> None:
     help="The exponent of the mean of speedups that it maximises, from -20 to 1. 1: the sum, whoever it goes to. Lower: fairer.",
 )
 @click.option(
+    "--shorter-first",
+    type=float,
+    default=_DEFAULTS.shorter_first,
+    show_default=True,
+    metavar="E",
+    help="How much more runs count that end sooner, from 0 to 1: by the power E of the time that they have left.",
+)
+@click.option(
     "--growth",
     type=float,
     default=_DEFAULTS.growth,

@@ -535,8 +535,8 @@ def test_it_runs_as_a_module_too() -> None:
 RUN_OPTIONS = ["--storage-path", "--address", "--json", "--overwrite", "--quiet", "--run-dir"]
 OPTIONS: dict[str, list[str]] = {
     "arbiter start": [
-        "--address", "--fairness", "--first-cores", "--growth", "--json", "--network-gbps", "--usd-per-core-hour", "--usd-per-gpu-hour",
-        "--usd-per-hour",
+        "--address", "--fairness", "--first-cores", "--growth", "--json", "--network-gbps", "--shorter-first", "--usd-per-core-hour",
+        "--usd-per-gpu-hour", "--usd-per-hour",
     ],
     "arbiter status": ["--address", "--json", "--page"],
     "arbiter stop": ["--address", "--json"],

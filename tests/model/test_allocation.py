@@ -310,6 +310,24 @@ def test_equal_jobs_share_in_the_ratio_of_their_weights(weights: list[int], time
     assert [shared[j.name] for j in jobs] == [times * weight for weight in weights]
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.floats(1e4, 1e7), st.floats(2.0, 100.0), st.sampled_from([0.25, 0.35, 1.0]))
+def test_who_ends_sooner_has_more_workers(left: float, longer: float, exponent: float) -> None:
+    jobs = [job("long", work_left=left * longer), job("short", work_left=left)]
+    shared = counts(allocate(jobs, [node("n0", 16, 64)], Rules(shorter_first=exponent)))
+    assert shared["short"] >= shared["long"]
+    crowded = counts(allocate(jobs, [node("n0", 8, 64)], Rules(shorter_first=exponent)))
+    assert crowded["short"] >= crowded["long"]
+
+
+def test_shorter_first_is_a_choice_and_unknown_work_counts_as_the_median() -> None:
+    jobs = [job("short", work_left=1e4), job("long", work_left=1e6), job("unknown")]
+    nodes = [node("n0", 12, 64)]
+    assert set(counts(allocate(jobs, nodes, Rules())).values()) == {4}
+    shared = counts(allocate(jobs, nodes, Rules(shorter_first=0.35)))
+    assert shared["short"] > shared["unknown"] > shared["long"] >= 1
+
+
 def test_a_pinned_job_on_a_kind_that_it_was_not_measured_on_keeps_what_it_holds() -> None:
     held = Holding(kind="B", workers={"n0": 1}, cores={"n0": 2})
     kept = allocate([job("j", preemptible=False, present=held)], [node("n0", kind="B")], Rules())["j"]

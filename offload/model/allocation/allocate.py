@@ -14,7 +14,7 @@ import numpy as np
 
 from offload.errors import ConfigError
 from offload.formatting import count as amount
-from offload.model.allocation.choices import Choices, Cluster, choices_of, goodput_at, restart_factor
+from offload.model.allocation.choices import Choices, Cluster, choices_of, goodput_at, hastened, restart_factor
 from offload.model.allocation.counts import ROUNDING, Counted, Programme, choose, cost_of, share_of
 from offload.model.allocation.placing import Wanted, place, spreads
 from offload.model.allocation.values import Allotment, Holding, Job, Rules, check_names
@@ -57,6 +57,7 @@ def decide(jobs: Sequence[Job], nodes: Sequence[NodeResources], rules: Rules) ->
     sharing = [_measured_here(job, cluster) for job in sharing]
     within = _beside_pinned(rules, pinned)
     all_tables = tables = [choices_of(job, cluster, within) for job in sharing]
+    sharing = hastened(sharing, tables, rules.shorter_first)
     counted = _by_priority(sharing, tables, cluster, within)
     first, placed = counted.chosen, _placed(sharing, tables, counted.chosen, cluster, within)
     for _ in range(ROUNDS):

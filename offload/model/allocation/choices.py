@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -185,6 +185,28 @@ def restart_factor(job: Job, goodput: Floats) -> Floats:
             left = np.where(goodput > 0, job.work_left / goodput, np.inf)
             factor = np.minimum(factor, np.where(np.isfinite(left), left / (left + delay), 1.0))
     return factor
+
+
+def hastened(jobs: Sequence[Job], tables: Sequence[Choices], exponent: float) -> list[Job]:
+    """The jobs with weights by which those that end sooner go first (:attr:`~offload.model.allocation.values.Rules.shorter_first`).
+
+    The mean completion time is least if jobs share in an order of their work that is left, where more workers bring less and less (Berg,
+    Vesilo and Harchol-Balter, "heSRPT", 2020). Powers of the time are near that, and never leave a long job with nothing. A job of unknown
+    work counts as the median.
+    """
+    left_s = [
+        max(job.work_left / table.fair_goodput, job.restart_s, 1.0)
+        if job.work_left is not None and table.fair_goodput
+        else math.nan
+        for job, table in zip(jobs, tables, strict=True)
+    ]
+    if not exponent or np.all(np.isnan(left_s)):
+        return list(jobs)
+    median = math.exp(float(np.nanmedian(np.log(left_s))))
+    return [
+        job if math.isnan(seconds) else replace(job, weight=job.weight * (median / seconds) ** exponent)
+        for job, seconds in zip(jobs, left_s, strict=True)
+    ]
 
 
 def _first_choices(job: Job, cluster: Cluster, rooms: dict[str, tuple[int, int]], rules: Rules) -> Choices:

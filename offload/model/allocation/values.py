@@ -140,6 +140,9 @@ class Rules:
     Args:
         fairness: the exponent p of the power mean of speedups that the allocation maximises. 1: the sum, whoever it goes to; -1:
             as Pollux, about equal speedups; more negative: fairer. With 1, weights do not count.
+        shorter_first: how much more jobs count that end sooner. With the time T that a job's work takes on an equal share of the cluster,
+            and the median of all jobs' times, its weight is multiplied by ``(median/T)^shorter_first``. 0: not at all; 0.35: jobs end
+            sooner on average, and long ones later.
         growth: the factor by which a job may outgrow the workers it was measured with.
         first_cores: cores for each worker of a job that was not measured yet, beside those that nobody is known to need.
         network_gbps: the network of one node; None: no limit.
@@ -154,6 +157,7 @@ class Rules:
     """
 
     fairness: float = -1.0
+    shorter_first: float = 0.0
     growth: float = 2.0
     first_cores: int = 2
     network_gbps: float | None = None
@@ -164,6 +168,7 @@ class Rules:
 
     def __post_init__(self) -> None:
         check_number("fairness", self.fairness, least=-20.0, most=1.0, sane="-1, as fair as Pollux")
+        check_number("shorter_first", self.shorter_first, most=1.0, sane="0.35, or 0 for equal jobs")
         check_number("growth", self.growth, least=1.0)
         check_count("first_cores", self.first_cores)
         check_number("usd_per_core_hour", self.usd_per_core_hour)
