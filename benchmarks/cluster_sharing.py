@@ -477,7 +477,7 @@ def noise(job: Any) -> GradientNoise:
 
 def work_left(job: Any, application: Any) -> float:
     """What the job's user knows: the rest of its epochs, in samples. The simulators count progress in steps of the initial batch."""
-    steps = float(application.get_progress(application.max_epochs)) - job.progress
+    steps = float(application.get_progress(application.max_epochs)) - float(job.progress)
     return max(steps, 1.0) * float(application.init_batch_size)
 
 

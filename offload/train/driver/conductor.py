@@ -44,12 +44,13 @@ def wait_for_start(
     status: Callable[[str], None],
     heed: Callable[[], bool] = lambda: False,
     leasing: Leasing | None = None,
+    pause: Callable[[float], object] = time.sleep,
 ) -> tuple[ConnectedCluster, Fleet, tuple[Action, ...]]:
     """Wait until the run can start: for nodes that the autoscaler adds, or for room that other programs hold.
 
     Returns the cluster at that time, the run's first state, and its first actions. ``status`` shows what the run waits for. ``heed`` obeys
     what others have asked of the run, and returns whether it must not start yet. ``leasing``: with an arbiter, which
-    says when it may start, and with what.
+    says when it may start, and with what. ``pause`` waits for so many seconds, or until there is another lease.
 
     Raises ConfigError if the cluster does not suffice in time, or never can.
     """
@@ -67,7 +68,7 @@ def wait_for_start(
                 lease = leasing.wait()
                 if lease is None:
                     status("waiting for the arbiter")
-                    time.sleep(LOOK_S)
+                    pause(LOOK_S)
                     continue
                 whole = platform.nodes()
                 held = held_by_others(lease, whole, terms.worker, {})
@@ -89,7 +90,7 @@ def wait_for_start(
             if leasing is None:
                 cluster = _beside(platform, requests, cluster)
             else:
-                time.sleep(LOOK_S)
+                pause(LOOK_S)
     finally:
         requests.close()
 

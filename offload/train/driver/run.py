@@ -110,6 +110,7 @@ class Run:
             status=self._waits,
             heed=self._heed_before_start,
             leasing=leasing,
+            pause=self._pause,
         )
         # What Ray Data's tasks hold of the cluster looks as if others held it.
         certain = all(dataset.pooled for dataset in listed.values())
@@ -263,6 +264,11 @@ class Run:
         end: on the main thread, signals raise it."""
         of_this_thread().check()
         return self.steering.heed_before_start()
+
+    def _pause(self, seconds: float) -> None:
+        """Wait for so long, or until somebody steers the run, or until it has another lease."""
+        if self._changed.wait(seconds):
+            self._changed.clear()
 
     @property
     def _requested_gpu_type(self) -> str | None:

@@ -99,7 +99,7 @@ class RayPlatform:
         return free_resources()
 
     def check_caches(self, specs: Iterable[CacheSpec], nodes: Mapping[str, str]) -> None:
-        check_caches(specs, nodes)
+        check_caches(specs, nodes, self.process_env())
 
     def put(self, value: Any) -> Any:
         return ray.put(value)
