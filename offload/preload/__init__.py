@@ -79,7 +79,14 @@ def used() -> list[str]:
     return [name for name in IF_USED if name in sys.modules]
 
 
-@functools.cache
 def _key() -> str:
-    """The key of this driver's servers. Other drivers have their own servers, since their modules may have other versions."""
+    """The key of this job's servers: trials of a search, whose drivers are processes of one job, share them. Other jobs have their own
+    servers, since their modules may have other versions."""
+    ray: Any = sys.modules.get("ray")
+    connected = ray is not None and ray.is_initialized()
+    return f"job-{ray.get_runtime_context().get_job_id()}" if connected else _own_key()
+
+
+@functools.cache
+def _own_key() -> str:
     return uuid.uuid4().hex

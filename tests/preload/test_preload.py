@@ -482,6 +482,23 @@ def test_an_actor_of_ray_is_forked_and_ends_with_its_handle() -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_drivers_in_processes_of_one_job_share_its_servers() -> None:
+    """As the trials of a search are."""
+    import ray
+
+    @ray.remote(num_cpus=0)
+    class Driver:
+        def env(self) -> tuple[int, dict[str, Any]]:
+            return os.getpid(), preload.runtime_env({})
+
+    drivers = [Driver.remote() for _ in range(2)]
+    (one, env), (other, same) = ray.get([driver.env.remote() for driver in drivers])
+    assert one != other
+    assert env == same != {}
+
+
+@pytest.mark.ray
 @pytest.mark.parametrize(
     ("token", "user_site"),
     [
