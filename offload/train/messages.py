@@ -131,6 +131,7 @@ class News:
         attempts: the number of worker groups started so far.
         rates: the measured rates of each data set's preprocessing.
         cores: the number of cores that should preprocess, and the number of those without a process yet.
+        let_go: the number of the newest change of cores after which nobody holds a surplus one any more.
         running: whether a group trains.
         failures: the number of failures of worker groups so far.
         suspects: nodes of the workers that died last.
@@ -154,6 +155,7 @@ class News:
     attempts: int = 0
     rates: dict[str, dict[str, float]] = field(default_factory=dict)
     cores: tuple[int, int] = (0, 0)
+    let_go: int = 0
     running: bool = False
     failures: int = 0
     suspects: tuple[str, ...] = ()

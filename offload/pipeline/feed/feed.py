@@ -37,6 +37,7 @@ class Supply:
     Args:
         rates: see :meth:`Feed.rates`.
         cores: see :meth:`Feed.core_counts`.
+        let_go: see :meth:`Feed.let_go`.
         speeds: see :meth:`Feed.speeds`.
         process_bytes: see :meth:`Feed.process_bytes`.
         spent: see :meth:`Feed.spent`.
@@ -44,6 +45,7 @@ class Supply:
 
     rates: dict[str, dict[str, float]] = field(default_factory=dict)
     cores: tuple[int, int] = (0, 0)
+    let_go: int = 0
     speeds: dict[str, dict[str, float]] = field(default_factory=dict)
     process_bytes: int = 0
     spent: dict[str, tuple[int, float]] = field(default_factory=dict)
@@ -93,7 +95,8 @@ class Feed:
         self._expected = frozenset[str]()
         self._passes: dict[PassKey, Pass] = {}
         self._failure: BaseException | None = None
-        self._attempt = self._reshaped = 0
+        self._attempt = self._reshaped = self._let_go = 0
+        self._surplus: list[threading.Event] = []  # of the newest reshape
         self._senders = BlockSenders(cores.runtime_env, lambda: self.cores.by_node)
         pooled = any(stream.pooled for stream in streams.values())
         self.pool = PoolEngine(self, pool) if pooled else None
@@ -255,7 +258,7 @@ class Feed:
             self.cores, self._failure = dataclasses.replace(self.cores, nodes=nodes, stores=stores), None
             for meter in self.meters.values():
                 meter.reshaped()
-            surplus = [engine.reshape() for engine in self._engines]
+            surplus = self._surplus = [engine.reshape() for engine in self._engines]
         self._senders.end_unused()
         until = time.monotonic() + timeout_s
         # Outside the lock: the surplus cores must be able to hand in their last blocks.
@@ -280,6 +283,7 @@ class Feed:
         return Supply(
             rates=self.rates(),
             cores=self.core_counts(),
+            let_go=self.let_go(),
             speeds=self.speeds(),
             process_bytes=self.process_bytes(),
             spent=self.spent(),
@@ -301,6 +305,13 @@ class Feed:
         """The number of cores that should preprocess, and the number of those whose processes are still starting."""
         with self.lock:
             return self.cores.cores, sum(engine.starting() for engine in self._engines)
+
+    def let_go(self) -> int:
+        """The serial number of the newest reshape whose surplus cores, and those of all before, preprocess no more."""
+        with self.lock:
+            if all(released.is_set() for released in self._surplus):
+                self._let_go = self._reshaped
+            return self._let_go
 
     def spent(self) -> dict[str, tuple[int, float]]:
         """The number of cores of each node that should preprocess, and the CPU seconds of its finished tasks, over all data sets."""

@@ -108,7 +108,7 @@ class Leasing:
         if news.attempts > self._attempt:
             self._restarts += bool(self._attempt)
             self._attempt = news.attempts
-        if news.cores == (fleet.cores, 0):
+        if news.let_go == fleet.reshapes:
             self._leaving.clear()
         present = holding_of(fleet, self._leaving, newest)
         self._kind = present.kind or self._kind

@@ -564,7 +564,7 @@ class Run:
                 if stop_asked and self._nothing_to_commit(conductor.fleet):
                     return True
                 # Another run may wait for cores that this one is giving up.
-                moves = isinstance(self._sharing, Leasing) and self.log.news.cores != (conductor.fleet.cores, 0)
+                moves = isinstance(self._sharing, Leasing) and self.log.news.let_go != conductor.fleet.reshapes
                 if soon or time.monotonic() - read_at >= (POLL_BUSY_S if conductor.fleet.busy or moves else POLL_S):
                     soon = False
                     read_at = time.monotonic()

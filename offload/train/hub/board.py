@@ -160,6 +160,7 @@ class Board:
                 attempts=self._begun,
                 rates=supply.rates,
                 cores=supply.cores,
+                let_go=supply.let_go,
                 running=self._running,
                 failures=self._failures.count,
                 suspects=self._failures.suspects,

@@ -77,16 +77,19 @@ class Shared:
         """No node holds more than it has."""
         for node in NODES:
             workers = sum(run.homes[node.node_id] for run in self.runs)
-            cores = sum(run.hub.cores.count(node.node_id) for run in self.runs)
+            cores = sum(run.preprocess[node.node_id] for run in self.runs)
             assert workers <= node.gpus
             assert workers * WORKER.cpus + cores <= node.cpus
 
 
 class Tenant:
-    """A run on the shared cluster. Its workers end ``slow`` turns later than they are told to, and train as much later than they start."""
+    """A run on the shared cluster. Its workers end ``slow`` turns later than they are told to, and train as much later than they start.
+    Cores that preprocess no more are free ``lingers`` turns later."""
 
     def __init__(self, shared: Shared, name: str, bounds: tuple[int, int], cluster: Cluster) -> None:
-        self.shared, self.name, self.slow = shared, name, 0
+        self.shared, self.name, self.slow, self.lingers = shared, name, 0, 0
+        self.preprocess: Counter[str] = Counter()  # processes, by node
+        self.let_go = self.lingered = 0
         self.lease: Lease | None = None
         terms = Terms(worker=WORKER, bounds=bounds, first=bounds)
         wishes = Wishes(name=name, terms=terms, batch_size=BatchSize(initial=16, max=256), cluster=cluster)
@@ -132,7 +135,7 @@ class Tenant:
             if workers
             else replace(NOTHING, attempts=self.attempt)
         )
-        return replace(news, cores=(len(self.hub.cores), 0))
+        return replace(news, cores=(len(self.hub.cores), 0), let_go=self.let_go)
 
     def turn(self) -> None:
         if self.conductor is None:
@@ -144,6 +147,16 @@ class Tenant:
         held = fleet.room.node_ids(fleet.placement.held) if not isinstance(fleet.phase, Stranded) else ()
         self._look(news, Counter(held))
         self._obey()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        wanted = Counter(self.hub.cores)
+        surplus = self.preprocess - wanted
+        self.lingered = self.lingered + 1 if surplus else 0
+        if self.lingered <= self.lingers and surplus:
+            self.preprocess |= wanted
+        else:
+            self.preprocess, self.let_go, self.lingered = wanted, self.hub.number, 0
 
     def _try_to_start(self) -> None:
         lease = self.leasing.wait()
@@ -158,6 +171,7 @@ class Tenant:
                 began, actions, hub=self.hub, requests=Autoscaler(), tell=lambda event: None, free=dict
             )  # fmt: skip
             self._obey()
+            self._let_go()
 
     def _leased(self, lease: Lease | None, workers: Counter[str]) -> list[NodeResources]:
         held = held_by_others(lease, NODES, WORKER, workers)
@@ -165,7 +179,7 @@ class Tenant:
 
     def _look(self, news: News, workers: Counter[str]) -> None:
         assert self.conductor is not None
-        self.hub.room.made = True
+        self.hub.room.made = self.let_go == self.hub.number
         self.conductor.look(news, self._leased(self.fleet.lease, workers))
         if isinstance(self.fleet.phase, Paused) and not self.homes:
             self.conductor.handle(WorkersEnded(serial=self.hub.orders.serial))
@@ -219,7 +233,7 @@ def test_runs_reach_what_the_arbiter_wants_and_never_hold_more_than_there_is(dat
             run = shared.begin(
                 f"run {number}", (least, data.draw(st.integers(least, 4))), priority=data.draw(st.integers(0, 2))
             )
-            run.slow = data.draw(st.integers(0, 6))
+            run.slow, run.lingers = data.draw(st.integers(0, 6)), data.draw(st.integers(0, 3))
         for _ in range(data.draw(st.integers(0, 12))):
             shared.turn(wait_s=data.draw(st.sampled_from([0.5, 5.0])))
     shared.settle()
