@@ -2,7 +2,7 @@
 
     make bench                               # compares with benchmarks/results/guard.json; exit code 1 if a ratio is worse
     make bench ARGS="--record"               # records this machine's ratios instead
-    python benchmarks/guard.py --only loader # one part alone; prediction, which takes six minutes, only so
+    python benchmarks/guard.py --only loader # one part alone
 
 First the noise of this machine is measured: a plain loop, several times. A ratio is worse if it is beyond its record by more than three
 standard errors of both medians. A repeat's relative error is that of the plain loop at least. Only ratios are compared, each taken side
@@ -37,7 +37,6 @@ ERRORS = 3.0  # standard errors: of a dozen ratios, one in a hundred runs is wor
 MEDIAN_OVER_MEAN = 1.25  # the standard error of a median over that of a mean, for normal errors
 LOOPS, LOOP_S = 12, 1.0
 DEADLINE_S = 900
-ASKED_FOR = ("prediction",)  # parts that --only names: they would take more than ten minutes together with the others
 # Files of the suite that stand for all: pure tests, worker processes of this machine, a run on a real Ray, a page in a browser.
 SUITE = ("tests/adapt", "tests/loader/test_same_as_torch.py", "tests/train/driver/test_ray_contract.py")
 IMPORTS = "import torch, torchvision, ray, offload"
@@ -141,8 +140,8 @@ def measure_elastic(folder: Path, repeats: int) -> dict[str, list[float]]:
 
 def measure_prediction(folder: Path, repeats: int) -> dict[str, list[float]]:
     into = folder / "prediction.json"
-    once = ["--cases", "1", "--seconds", "15", "--loop-seconds", "8", "--tries", "1"]
-    _benchmark("prediction.py", "--workload", "blur-uint8", *once, "-o", str(into))
+    short = ["--here", str(repeats), "--seconds", "18", "--loop-seconds", "4"]
+    _benchmark("prediction.py", "--workload", "blur-uint8", *short, "-o", str(into))
     return {"prediction": [abs(case["error"]) for case in json.loads(into.read_text())["cases"]]}
 
 
@@ -184,7 +183,11 @@ def _cpu_s(command: Sequence[str]) -> float:
 @click.command(help=__doc__)
 @click.option("--only", "parts", multiple=True, type=click.Choice(list(PARTS)), help="Measure these parts alone.")
 @click.option(
-    "--repeats", default=2, show_default=True, type=click.IntRange(min=1), help="Of the parts loader and elastic."
+    "--repeats",
+    default=2,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Of the parts loader, elastic and prediction.",
 )
 @click.option("--record", is_flag=True, help="Write today's figures into the record instead of judging them.")
 @click.option("--against", type=click.Path(path_type=Path), default=RECORD, show_default=False, help="Another record.")
@@ -198,7 +201,7 @@ def main(parts: tuple[str, ...], repeats: int, record: bool, against: Path, as_j
     console.print(f"noise of this machine: {noise:.1%}")
     repeated: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="offload-") as folder:
-        for part in parts or [part for part in PARTS if part not in ASKED_FOR]:
+        for part in parts or PARTS:
             began = time.monotonic()
             measured = PARTS[part](Path(folder), repeats)
             repeated |= {name: [round(value, 4) for value in series] for name, series in measured.items()}

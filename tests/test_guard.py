@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import guard
+from benchmarks import guard, prediction
 from benchmarks.guard import FIGURES, RECORD, Figure, judge
 from tests.programs import evidence_page
 
@@ -75,6 +75,27 @@ def test_the_guard_ends_with_1_where_a_ratio_is_worse(measured: dict[str, list[f
     assert "worse than recorded, beyond the noise: delivered" in worse.stderr
 
 
+def test_every_part_is_measured_unless_some_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(guard, "measure_noise", lambda: 0.02)
+    figures = dict(zip(guard.PARTS, FIGURES, strict=False))  # one for each part; which one does not matter here
+    stubs = {part: lambda folder, repeats, name=name: {name: [1.0]} for part, name in figures.items()}
+    monkeypatch.setattr(guard, "PARTS", stubs)
+    for arguments, parts in (([], list(figures)), (["--only", "prediction"], ["prediction"])):
+        record = tmp_path / f"{len(parts)}.json"
+        assert run("--against", str(record), "--record", *arguments).exit_code == 0
+        assert json.loads(record.read_text())["repeats"] == {figures[part]: [1.0] for part in parts}
+
+
+def test_predictions_are_made_in_the_short_form(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def benchmark(program: str, *arguments: str) -> None:
+        given = prediction.main.make_context(program, [*arguments]).params
+        errors = [-0.02, 0.03, 0.01][: given["runs"]]
+        given["output"].write_text(json.dumps({"cases": [{"error": error} for error in errors]}))
+
+    monkeypatch.setattr(guard, "_benchmark", benchmark)
+    assert guard.measure_prediction(tmp_path, 3) == {"prediction": [0.02, 0.03, 0.01]}
+
+
 def test_a_benchmark_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(guard, "measure_noise", lambda: 0.02)
     monkeypatch.setattr(guard, "PARTS", {"loader": lambda folder, repeats: guard._benchmark("no_such.py")})
@@ -83,7 +104,7 @@ def test_a_benchmark_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "benchmarks/no_such.py ended with 2" in failed.stderr
 
 
-def test_the_record_has_every_ratio_that_is_measured_unasked() -> None:
+def test_the_record_has_every_ratio() -> None:
     recorded = set(json.loads(RECORD.read_text(encoding="utf-8"))["repeats"])
     assert recorded == set(FIGURES)
 

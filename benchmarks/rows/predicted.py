@@ -33,6 +33,11 @@ class Arrivals:
         count, when = np.array(self.counts), np.array(self.at_s)
         return protocol.steady_rate(count, when, int(count[-1]))
 
+    def steady_s(self) -> tuple[float, float]:
+        """Return when the steady state began and ended, on the machine's monotonic clock."""
+        first, last = protocol.steady_ends(np.array(self.counts), self.counts[-1])
+        return self.at_s[first], self.at_s[last]
+
 
 def train(ctx: offload.Context) -> None:
     task = protocol.Task(**ctx.config["task"])
@@ -63,7 +68,11 @@ def build() -> offload.Trainer:
     )
     given = vars(parser.parse_args())
     workers, answers, on_hosts = (given.pop(name) for name in ("workers", "answers", "on_hosts"))
-    task = protocol.Task(**given)
+    return trainer(protocol.Task(**given), workers=workers, answers=answers, on_hosts=on_hosts)
+
+
+def trainer(task: protocol.Task, *, workers: int = 1, answers: str = ".", on_hosts: bool = False) -> offload.Trainer:
+    """The trainer of a task. ``answers``: the folder in which the workers write when their batches arrived."""
     torch.set_num_threads(1)
     resources = {"CPU": 0.0} | ({TRAIN_RESOURCE: 1.0} if on_hosts else {})
     return offload.Trainer(
@@ -74,3 +83,8 @@ def build() -> offload.Trainer:
         scaling_config=ray.train.ScalingConfig(resources_per_worker=resources),
         train_loop_config={"task": asdict(task), "answers": answers},
     )
+
+
+def answered(folder: Path) -> list[Arrivals]:
+    """The arrivals at each worker, from the folder of answers."""
+    return [Arrivals(**json.loads(path.read_text())) for path in sorted(folder.glob("rank-*.json"))]

@@ -150,8 +150,7 @@ def consume(
         raise SystemExit(f"{received} samples arrived of {task.samples}")
 
     count, when = np.array(counts), np.array(arrived)
-    first = int(np.searchsorted(count, STEADY_FROM * task.samples))
-    last = int(np.searchsorted(count, STEADY_TO * task.samples))
+    first, last = steady_ends(count, task.samples)
     if last - first < 3:
         raise SystemExit(f"{TOO_FEW}: {task.samples} samples are too few to measure")
     steady_s = float(when[last] - when[first])
@@ -184,9 +183,15 @@ def _accelerator(task: Task) -> Any:
     return PacedAccelerator(task.alpha_s, task.beta_s)
 
 
+def steady_ends(count: Any, samples: int) -> tuple[int, int]:
+    """Return the numbers of the first and the last batch of the steady state, from the samples received up to each batch."""
+    first, last = (int(np.searchsorted(count, share * samples)) for share in (STEADY_FROM, STEADY_TO))
+    return first, last
+
+
 def steady_rate(count: Any, when: Any, samples: int) -> float:
     """Return samples/s in the steady state, from the samples received up to each batch and the times of arrival."""
-    first, last = (int(np.searchsorted(count, share * samples)) for share in (STEADY_FROM, STEADY_TO))
+    first, last = steady_ends(count, samples)
     steady = slice(first, last + 1)
     return float(1 / np.polyfit(count[steady], when[steady] - when[first], 1)[0])
 
