@@ -44,17 +44,18 @@ def cpu_node(number: int = 0, **changes: Any) -> NodeResources:
 
 @dataclass
 class Writer:
-    """Write a run of one GPU node and some CPU nodes.
+    """Write a run of some GPU nodes, with a worker each, and some CPU nodes.
 
     Args:
         path: the run directory.
-        cpu_nodes: nodes beside the GPU node.
+        cpu_nodes: nodes beside the GPU nodes.
         core_seconds: the cost of a sample.
         device_samples_per_s: what one GPU could train.
         batch: the global batch.
         samples, epochs: the samples of an epoch, and how many epochs the user wants.
         noise: the relative standard deviation of an interval's rate.
-        metrics: names of metrics besides the loss.
+        gpu_nodes: the GPU nodes from the beginning.
+        handed_out_per_s: samples/s that the hub hands out at most.
     """
 
     path: Path
@@ -71,13 +72,20 @@ class Writer:
     epoch: int = 0
     trained: float = 0.0
     cores: int = 0
+    gpu_nodes: int = 1
+    handed_out_per_s: float = math.inf
     nodes: list[NodeResources] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
         self.directory = RunDirectory(self.path)
-        self.nodes = [gpu_node(), *(cpu_node(number) for number in range(self.cpu_nodes))]
-        self.cores = 3 + 16 * self.cpu_nodes
+        self.nodes = [*map(gpu_node, range(self.gpu_nodes)), *map(cpu_node, range(self.cpu_nodes))]
+        self.cores = self.near_cores + 16 * self.cpu_nodes
+
+    @property
+    def near_cores(self) -> int:
+        """The cores of the GPU nodes that preprocess."""
+        return 3 * self.gpu_nodes
 
     def event(self, kind: str, **values: Any) -> None:
         """Write an event now."""
@@ -87,9 +95,9 @@ class Writer:
         """Start or resume."""
         self.event(
             "run_resumed" if resumed else "run_started",
-            workers=1,
+            workers=self.gpu_nodes,
             preprocessing_cores=self.cores,
-            local_batch_size=self.batch,
+            local_batch_size=self.batch // self.gpu_nodes,
             accum_steps=0,
             global_batch_size=self.batch,
             nodes=[dataclasses.asdict(node) for node in self.nodes],
@@ -100,7 +108,7 @@ class Writer:
         for node in self.nodes:
             self.event("node_preprocesses", rank=None, node=node.node_id)
         self.at += 4
-        self.event("training_nodes", nodes=[gpu_node().node_id])
+        self.event("training_nodes", nodes=[gpu_node(number).node_id for number in range(self.gpu_nodes)])
         if resumed:
             self.event(
                 "resumed",
@@ -113,7 +121,7 @@ class Writer:
                 damaged=[],
             )
         self.event("first_batch", rank=0, epoch=self.epoch, seconds=0.4)
-        self.event("first_step", rank=0, step=self.step + 1, workers=1)
+        self.event("first_step", rank=0, step=self.step + 1, workers=self.gpu_nodes)
 
     def train(self, intervals: int, **changes: Any) -> None:
         """So many intervals at the present size, with a report at the end of each epoch."""
@@ -130,27 +138,34 @@ class Writer:
 
     def _interval(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         ceiling = self.cores / self.core_seconds
-        working_s, waiting_s = self.batch / self.device_samples_per_s, self.batch / (0.93 * ceiling)
+        working_s = self.batch / (self.device_samples_per_s * self.gpu_nodes)
+        waiting_s = self.batch / min(0.93 * ceiling, self.handed_out_per_s)
         step_s = (working_s**OVERLAP + waiting_s**OVERLAP) ** (1 / OVERLAP)
         step_s *= math.exp(float(self.rng.normal(0, self.noise)))
         rate = self.batch / max(step_s, working_s)
         steps = rate * EVERY_S / self.batch
         self.step += round(steps)
         self.trained += rate * EVERY_S
-        compute_s = EVERY_S * min(working_s / step_s, 1.0)
-        on_gpu_node = min(3 / self.cores, 1.0)
+        stepping_s = EVERY_S * self.gpu_nodes  # of all workers together
+        compute_s = stepping_s * min(working_s / step_s, 1.0)
+        on_gpu_node = min(self.near_cores / self.cores, 1.0)
         busy = min(rate / ceiling, 1.0)
-        groups = {"ml.g5.xlarge": {"cores": 3, "busy_s": EVERY_S * min(1.06 * busy, 1.0) * self.cores * on_gpu_node}}
-        if self.cores > 3:
+        groups = {
+            "ml.g5.xlarge": {
+                "cores": self.near_cores,
+                "busy_s": EVERY_S * min(1.06 * busy, 1.0) * self.cores * on_gpu_node,
+            }
+        }
+        if self.cores > self.near_cores:
             spent = EVERY_S * busy * self.cores * (1 - on_gpu_node)
-            groups["ml.c5.4xlarge"] = {"cores": self.cores - 3, "busy_s": spent}
+            groups["ml.c5.4xlarge"] = {"cores": self.cores - self.near_cores, "busy_s": spent}
         return {
             "at": self.at,
             "epoch": self.epoch,
             "step": self.step,
             "samples_per_s": rate,
             "goodput": rate,
-            "stall": 1 - compute_s / EVERY_S,
+            "stall": 1 - compute_s / stepping_s,
             "input_ceiling_samples_per_s": ceiling * (1 + float(self.rng.normal(0, 0.01))),
             "core_seconds_per_sample": self.core_seconds,
             "variation": 0.2,
@@ -159,14 +174,14 @@ class Writer:
             "blocked": 0.02,
             "device_ceiling_samples_per_s": self.device_samples_per_s,
             "device": "GPU",
-            "step_time_s": EVERY_S,
-            "data_wait_s": 0.98 * (EVERY_S - compute_s),
+            "step_time_s": stepping_s,
+            "data_wait_s": 0.98 * (stepping_s - compute_s),
             "peer_wait_s": 0.0,
             "compute_s": 0.98 * compute_s,
             "sync_s": 0.0,
             "pass_start_s": 0.0,
-            "workers": 1,
-            "local_batch_size": self.batch,
+            "workers": self.gpu_nodes,
+            "local_batch_size": self.batch // self.gpu_nodes,
             "accum_steps": 0,
             "global_batch_size": self.batch,
             "preprocessing_cores": self.cores,

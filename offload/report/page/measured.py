@@ -29,7 +29,7 @@ class Measurements:
         samples_per_s, step_s: the throughput, and the mean time of an optimizer step.
         stall, busy: shares of the step time: waiting for data, and computing or synchronising.
         parts_s: the mean seconds of a step by part (:data:`PARTS`).
-        workers, global_batch_size, cores: the last ones.
+        workers, global_batch_size, local_batch_size, cores: the last ones.
         input_ceiling, input_pace: samples/s that the preprocessing cores could deliver, by CPU time and by the clock; None if unknown.
         core_seconds_per_sample, wire_bytes_per_sample, blocked: the cost of preprocessing; None if unknown.
     """
@@ -43,6 +43,7 @@ class Measurements:
     parts_s: dict[str, float]
     workers: int
     global_batch_size: int
+    local_batch_size: int
     cores: int | None
     input_ceiling: float | None
     input_pace: float | None
@@ -135,7 +136,7 @@ def measured(intervals: Intervals, where: NDArray[np.bool_]) -> Measurements | N
         values = values[np.isfinite(values)]
         return float(values[-1]) if len(values) else None
 
-    cores = last("preprocessing_cores")
+    cores, workers = last("preprocessing_cores"), int(last("workers") or 1)
     return Measurements(
         samples=float(np.sum(samples)),
         stepping_s=stepping_s,
@@ -144,8 +145,9 @@ def measured(intervals: Intervals, where: NDArray[np.bool_]) -> Measurements | N
         stall=min(sums["data_wait_s"] / step_time_s, 1.0),
         busy=min((sums["compute_s"] + sums["sync_s"]) / step_time_s, 1.0),
         parts_s={name: value / step_time_s * step_s for name, value in sums.items()},
-        workers=int(last("workers") or 1),
+        workers=workers,
         global_batch_size=int(batch[-1]),
+        local_batch_size=max(int(last("local_batch_size") or batch[-1] / workers), 1),
         cores=None if cores is None else int(cores),
         input_ceiling=median("input_ceiling_samples_per_s") or None,
         input_pace=median("input_pace_samples_per_s") or None,

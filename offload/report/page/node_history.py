@@ -38,6 +38,7 @@ class Node:
     Args:
         name, node_id: the names by which users and the cluster know it.
         cpus, gpus: its resources.
+        store_bytes: the size of its object store; None if unknown.
         instance_type, gpu_type: what it is sold as, and the kind of its GPUs; None if unknown.
         spot: whether it is spot capacity.
         there, preprocessing, training: the spans in which it was part of the cluster, preprocessed, and held workers.
@@ -48,6 +49,7 @@ class Node:
     node_id: str
     cpus: float
     gpus: float
+    store_bytes: float | None
     instance_type: str | None
     gpu_type: str | None
     spot: bool
@@ -184,11 +186,13 @@ def _node(document: dict[str, Any], node_id: str) -> Node:
         return text(document.get(name), 200) or None
 
     cpus, gpus = number(document.get("cpus")), number(document.get("gpus"))
+    store_bytes = number(document.get("store_bytes"))
     return Node(
         name=text(document.get("name"), 200) or node_id,
         node_id=node_id,
         cpus=max(cpus, 0.0) if cpus == cpus else 0.0,
         gpus=max(gpus, 0.0) if gpus == gpus else 0.0,
+        store_bytes=store_bytes if store_bytes > 0 else None,
         instance_type=known("instance_type"),
         gpu_type=known("gpu_type"),
         spot=document.get("spot") is True,

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 
 from offload.errors import ConfigError
 from offload.measure.steps import INPUT_BOUND
+from offload.model.blocks import HUB_BLOCK_S, STORE_SHARE
 from offload.model.catalog import NodeType, Shape
 from offload.model.goodput import OVERLAP, JointGoodput
-from offload.model.input_rate import REMOTE_CORE_SECONDS_PER_BYTE, InputRate
+from offload.model.input_rate import GIB, REMOTE_CORE_SECONDS_PER_BYTE, InputRate
 from offload.model.step_time import StepTime
 from offload.report.page.measured import Measurements
 from offload.report.page.money import Prices
@@ -24,7 +25,8 @@ from offload.report.page.node_history import Node
 MOST_NODES = 32  # further nodes that an advice considers
 KNEE = 0.97  # share of the best reachable rate with which an advice is content
 WORTH_IT = 0.03  # least relative gain that makes an advice
-UNLIMITED_GBPS = 1e6  # network of a node of which it is unknown: the model then never lets it bind
+# Network and memory of a node of which they are unknown: the model then never lets them bind.
+UNLIMITED_GBPS, UNLIMITED_GIB = 1e6, 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +87,7 @@ class RunModel:
         )
         try:
             # Only the ratio comes from the model, so that its constant errors cancel.
-            ratio = self._input(nodes) / self._input(self.now)
+            ratio = self.modelled(nodes) / self.modelled(self.now)
         except (ConfigError, ZeroDivisionError):
             return None
         if not ratio > 0:
@@ -101,11 +103,15 @@ class RunModel:
         )
 
     def bottleneck(self, nodes: Mapping[str, int]) -> str:
-        """The part of the input that binds on these nodes: ``cpu`` or ``network``."""
-        return str(self.input.bottleneck(self._shape(nodes), self.measured.workers))
+        """The part of the input that binds on these nodes: ``cpu``, ``network`` or ``hub``."""
+        return str(self.input.bottleneck(*self._at(nodes)))
 
-    def _input(self, nodes: Mapping[str, int]) -> float:
-        return float(self.input.samples_per_s(self._shape(nodes), self.measured.workers))
+    def modelled(self, nodes: Mapping[str, int]) -> float:
+        """The input's samples/s on these nodes, by the model alone."""
+        return float(self.input.samples_per_s(*self._at(nodes)))
+
+    def _at(self, nodes: Mapping[str, int]) -> tuple[Shape, int, int]:
+        return self._shape(nodes), self.measured.workers, self.measured.local_batch_size
 
     def _shape(self, nodes: Mapping[str, int]) -> Shape:
         return Shape({self.kinds[name].type: count for name, count in nodes.items() if count})
@@ -139,8 +145,25 @@ def model_of(measured: Measurements, nodes: Sequence[Node], prices: Prices) -> R
         wire_bytes_per_sample=measured.wire_bytes_per_sample or 0.0,
         host_cpus_per_worker=max(reserved, 0.0) / measured.workers,
         remote_core_seconds_per_byte=REMOTE_CORE_SECONDS_PER_BYTE,
+        hub_block_s=HUB_BLOCK_S,
     )
-    return RunModel(measured=measured, kinds=kinds, now=dict(counts), input=input_rate, input_samples_per_s=rate)
+    model = RunModel(measured=measured, kinds=kinds, now=dict(counts), input=input_rate, input_samples_per_s=rate)
+    return _with_own_hub(model)
+
+
+def _with_own_hub(model: RunModel) -> RunModel:
+    """The model with a hub that is at least as fast as the run has shown, and an input that is no faster than this hub."""
+    if model.bottleneck(model.now) != "hub":
+        return model
+    measured, limit = model.measured, model.modelled(model.now)
+    # While workers wait, the input's rate is measured, the hub's part included. Otherwise it is that of the cores alone.
+    shown = model.input_samples_per_s if measured.stall >= INPUT_BOUND else measured.samples_per_s
+    faster = max(shown / limit, 1.0)
+    return replace(
+        model,
+        input=replace(model.input, hub_block_s=model.input.hub_block_s / faster),
+        input_samples_per_s=min(model.input_samples_per_s, faster * limit),
+    )
 
 
 def alone(model: RunModel) -> Predicted | None:
@@ -225,10 +248,13 @@ def _name(node: Node, trains: bool, nodes: Sequence[Node]) -> str:
 
 def _type(name: str, node: Node, trains: bool, prices: Prices) -> NodeType:
     sold = prices.catalog.nodes.get(node.instance_type or "")
+    memory_gib = UNLIMITED_GIB if sold is None else sold.memory_gib
+    if node.store_bytes is not None:
+        memory_gib = node.store_bytes / STORE_SHARE / GIB
     return NodeType(
         name=name,
         vcpus=max(int(node.cpus), 1),
-        memory_gib=1.0,
+        memory_gib=memory_gib,
         gpus=max(int(node.gpus), 1) if trains else 0,
         network_gbps=sold.network_gbps if sold is not None else UNLIMITED_GBPS,
         usd_per_hour=1.0,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from offload.model import Profile, Shape
+from offload.model.blocks import STORE_SHARE
 from offload.prices import built_in
 from offload.report.page.records import read_run
 from offload.report.page.story import Story
@@ -170,3 +174,84 @@ def test_a_network_that_is_full_gets_no_further_nodes(tmp_path: Path) -> None:
     run.train(40, wire_bytes_per_sample=4e7, stall=0.5)
     run.end()
     assert "network" in what_next(story_of(tmp_path))
+
+
+# --- the hub -----------------------------------------------------------------------------------------------------------
+
+# Light samples on many cores: with some 20 CPU nodes, these make more blocks than one hub hands out. A block holds two local batches.
+LIGHT = {"gpu_nodes": 64, "core_seconds": 0.004, "device_samples_per_s": 1e5, "batch": 64 * 300, "noise": 0.0}
+G5, C5 = "ml.g5.xlarge", "ml.c5.4xlarge"
+
+
+def light(path: Path, cpu_nodes: int, **changes: Any) -> RunModel:
+    return model_of(plain(path, cpu_nodes=cpu_nodes, intervals=20, **{**LIGHT, **changes}))
+
+
+def planned_rate(cpu_nodes: int) -> float:
+    """The input's samples/s by which ``offload plan`` chooses, with the profile that says the same of the samples."""
+    profile = Profile.from_document(
+        {
+            "schema": "offload.profile/1",
+            "input": {"core_seconds_per_sample": LIGHT["core_seconds"], "wire_bytes_per_sample": 150_528},
+            "step": {"alpha_compute": 0.001, "beta_compute": 0.0001},
+        }
+    )
+    nodes = built_in().nodes
+    return float(profile.input.samples_per_s(Shape({nodes[G5]: 64, nodes[C5]: cpu_nodes}), 64, 300))
+
+
+@pytest.mark.parametrize("cpu_nodes", [0, 40])
+def test_other_nodes_bring_what_a_plan_says_of_them_the_hub_included(tmp_path: Path, cpu_nodes: int) -> None:
+    # Where the hub binds, the run is as slow as a plan says.
+    model = light(tmp_path / "run", cpu_nodes, handed_out_per_s=planned_rate(40))
+    now = model.at(model.now)
+    assert now is not None
+    assert now.samples_per_s == pytest.approx(model.measured.samples_per_s, rel=0.01)
+    binds = set()
+    for others in (0, 10, 20, 30, 40, 80):
+        found = model.at({G5: 64, C5: others})
+        assert found is not None
+        expected = planned_rate(others) / planned_rate(cpu_nodes)
+        assert found.samples_per_s / now.samples_per_s == pytest.approx(expected, rel=0.01)
+        binds.add(model.bottleneck({G5: 64, C5: others}))
+    assert binds == {"cpu", "hub"}
+
+
+def test_a_run_whose_hub_is_busy_gets_no_cores(tmp_path: Path) -> None:
+    model = light(tmp_path / "run", 40, handed_out_per_s=planned_rate(40))
+    assert best_step(model) is None
+    assert what_next(story_of(tmp_path / "run")).startswith(
+        "Next: nodes with more memory for each core, or smaller samples"
+    )
+    # Without the hub's limit, the same cores and samples are worth another node.
+    free = dataclasses.replace(model, input=dataclasses.replace(model.input, hub_block_s=0.0))
+    assert best_step(free) is not None
+
+
+def test_a_hub_is_as_fast_as_its_run_has_shown(tmp_path: Path) -> None:
+    shown = 1.2 * planned_rate(40)
+    model = light(tmp_path / "run", 40, handed_out_per_s=shown)
+    single = alone(model)
+    assert single is not None
+    assert single.samples_per_s == pytest.approx(3 * 64 / LIGHT["core_seconds"], rel=0.01)
+
+
+def test_idle_nodes_that_the_hub_cannot_use_are_counted_as_idle(tmp_path: Path) -> None:
+    rate = 100_000.0
+    model = light(tmp_path / "run", 40, device_samples_per_s=rate / 64)
+    kind, change, predicted = best_step(model) or pytest.fail("no step")
+    assert (kind, predicted.samples_per_s > 0.96 * rate) == (C5, True)
+    assert -40 < change < 0
+    assert (3 * 64 + 16 * (40 + change)) / LIGHT["core_seconds"] >= 0.96 * rate
+
+
+def test_a_small_object_store_makes_blocks_small_and_the_hub_busy(tmp_path: Path) -> None:
+    binds = []
+    for name, changes in (("roomy", {"store_bytes": STORE_SHARE * 32 * 2**30}), ("small", {"store_bytes": 64e6})):
+        run = Writer(tmp_path / name, core_seconds=0.0005, device_samples_per_s=1e6, handed_out_per_s=4000.0)
+        run.nodes = [gpu_node(**changes), cpu_node(**changes)]
+        run.begin()
+        run.train(20)
+        model = model_of(tmp_path / name)
+        binds.append(model.bottleneck(model.now))
+    assert binds == ["network", "hub"]
