@@ -26,7 +26,6 @@ from offload.pipeline.feed.pace import Pace
 from offload.pipeline.feed.passes import Pass, PassKey, PassRequest, Reach, Slice
 from offload.pipeline.feed.pool_engine import PoolEngine
 from offload.pipeline.feed.ray_engine import RayDataEngine
-from offload.pipeline.order.ranges import Ranges
 from offload.pipeline.pool.pool import Pool, PoolMaker
 
 
@@ -145,8 +144,7 @@ class Feed:
             for old in [k for k in older if self._passes[k].abandoned()]:
                 self._drop(old)
         self._look()
-        samples = self.streams[key.name].samples
-        return None if samples is None else samples - len(Ranges(request.done))
+        return request.rows(self.streams[key.name].samples)
 
     def next_slices(
         self,
@@ -352,11 +350,10 @@ class Feed:
 
     def _start(self, key: PassKey, request: PassRequest) -> None:
         stream = self.streams[key.name]
-        total = None if stream.samples is None else stream.samples - len(Ranges(request.done))
         started = self._passes[key] = Pass(
             key,
             request,
-            total,
+            request.rows(stream.samples),
             homes=self._homes,
             preprocessing=lambda: self.cores.by_node,
             ordered=not stream.shuffle,

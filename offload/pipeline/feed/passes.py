@@ -8,6 +8,7 @@ tasks make the blocks, and when.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping
@@ -16,6 +17,8 @@ from typing import Any, Literal, NamedTuple
 
 from offload.errors import OffloadError, RunError, find_offload_error
 from offload.pipeline.order.allot import Allotment, Share, Stripes
+from offload.pipeline.order.parts import WHOLE, Part
+from offload.pipeline.order.ranges import Missing, Ranges
 from offload.pipeline.pool.losses import was_killed
 from offload.pipeline.pool.task import Block
 
@@ -184,7 +187,7 @@ class PassRequest:
 
     ``epoch`` determines the order and the random numbers, with the seed. ``done``: the positions already trained. ``first_rows``: the rows
     of the first global batch. ``batch``: the rows of every global batch if batches must hold the same rows for any number of workers; None
-    if ranks take blocks as they come.
+    if ranks take blocks as they come. ``part``: the part of a feed beside others, whose ranks alone ``world_size`` and ``first_rows`` count.
     """
 
     world_size: int
@@ -193,6 +196,22 @@ class PassRequest:
     done: tuple[tuple[int, int], ...] = ()
     followed: bool = False
     batch: int | None = None
+    part: Part = WHOLE
+
+    def of(self, part: Part) -> PassRequest:
+        """The request, made to all feeds together, as the feed of this part gets it."""
+        first_rows = self.first_rows // self.world_size * part.ranks
+        return dataclasses.replace(self, world_size=part.ranks, first_rows=first_rows, part=part)
+
+    def missing(self, samples: int) -> Missing:
+        """The positions of a pass over so many samples that are to be handed out."""
+        return self.part.missing(Ranges(self.done), samples)
+
+    def rows(self, samples: int | None) -> int | None:
+        """The number of rows to hand out; None if it is unknown."""
+        if samples is None or self.part.whole:  # the positions of a pass over units are not below its number of samples
+            return None if samples is None else samples - len(Ranges(self.done))
+        return len(self.missing(samples))
 
 
 class Pass:
@@ -290,7 +309,8 @@ class Pass:
 
     def suits(self, request: PassRequest) -> bool:
         """Return whether this pass, started ahead, is the requested one."""
-        return (self.request.done, self.request.world_size) == (request.done, request.world_size)
+        mine, theirs = ((of.done, of.world_size, of.part) for of in (self.request, request))
+        return mine == theirs
 
     def join(self, rank: int) -> None:
         """Note that this rank will take its share."""

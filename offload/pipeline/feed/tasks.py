@@ -24,8 +24,8 @@ from offload.pipeline.feed.pace import ANY, BlockRoom
 from offload.pipeline.feed.passes import Pass, Slice
 from offload.pipeline.feed.sizing import aligned, block_bytes, block_room, for_speed, plan_tasks, rows_in
 from offload.pipeline.index.rows import IndexRows, Picked, open_rows
-from offload.pipeline.order.chunks import CHUNK, whole_chunks
-from offload.pipeline.order.ranges import Missing, Ranges
+from offload.pipeline.order.chunks import CHUNK, chunk_end, whole_chunks
+from offload.pipeline.order.ranges import Ranges
 from offload.pipeline.order.unit_ids import TrainedPart, UnitIds
 from offload.pipeline.pool.task import Block, Task
 
@@ -258,7 +258,7 @@ class IndexTasks(PassTasks):
         open_rows(rows)
         self._index = rows
         self._order = stream.order(current.request.epoch)
-        self._positions = Ranges(current.request.done).missing_from(len(self._order))
+        self._positions = current.request.missing(len(self._order))
         self._cursor = 0
         self._rows = [0] * current.request.world_size
         if not len(self._positions):
@@ -271,13 +271,13 @@ class IndexTasks(PassTasks):
         return len(self._positions) - self._cursor
 
     def _least(self) -> int:
-        return _chunk_cut(self._positions, self._cursor, 1) - self._cursor
+        return self._end_of(1) - self._cursor
 
     def _cut(self, size: int, most: float) -> tuple[Picked, int]:
         # Foresee the allotment: the next block will go to the rank with the fewest rows, and should end on a boundary of its batches.
         rank = self._rows.index(min(self._rows))
         size = aligned(size, self._rows[rank], self._local_batch_size)
-        stop = _chunk_cut(self._positions, self._cursor, int(max(1, min(size, most - CHUNK + 1))))
+        stop = self._end_of(int(max(1, min(size, most - CHUNK + 1))))
         wanted = self._positions.between(self._cursor, stop)
         self._rows[rank] += len(wanted)
         self._cursor = stop
@@ -288,12 +288,9 @@ class IndexTasks(PassTasks):
         ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return Picked(ids=ids, source=self._index, positions=whole, wanted=wanted), len(wanted)
 
-
-def _chunk_cut(positions: Missing, start: int, size: int) -> int:
-    """The end of a task of about ``size`` rows from ``start`` on; it is never inside a transform's chunk."""
-    cut = min(start + size, len(positions))
-    chunks = positions[cut - 1 : cut + CHUNK] // CHUNK  # long enough to reach the end of the chunk
-    return cut - 1 + int(np.count_nonzero(chunks == chunks[0]))
+    def _end_of(self, size: int) -> int:
+        """The end of a next task of about ``size`` rows; it is never inside a transform's chunk."""
+        return chunk_end(self._positions, min(self._cursor + size, len(self._positions)))
 
 
 ROWS_UNKNOWN = 64  # assumed rows of a unit, until the first ones were made

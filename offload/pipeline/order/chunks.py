@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from offload.pipeline.order.ranges import Ranges
+from offload.pipeline.order.ranges import Missing, Ranges
 
 CHUNK = 16
 """The rows that draw random numbers together. Chunks begin at multiples of it in the pass. It is small, so that a chunk of images stays in
@@ -91,6 +91,14 @@ def whole_chunks(positions: Ranges, n: int) -> Ranges:
     """Every position below ``n`` in the chunks of these positions."""
     whole = [(start // CHUNK * CHUNK, min(-(-stop // CHUNK) * CHUNK, n)) for start, stop in positions.pairs]
     return Ranges.of_all([Ranges(tuple(whole))])
+
+
+def chunk_end(positions: Missing, place: int) -> int:
+    """The first place at ``place`` or behind it that is not inside a chunk: with the position before it, a chunk ends."""
+    if place <= 0:
+        return 0
+    chunks = positions[place - 1 : place + CHUNK] // CHUNK  # long enough to reach the end of the chunk
+    return place - 1 + int(np.count_nonzero(chunks == chunks[0]))
 
 
 def untrained(rows: pa.Table) -> np.ndarray[Any, Any]:
