@@ -96,7 +96,7 @@ class Case:
         """The measurements, by name. Seconds are those of this machine's clock."""
         ended = threading.Event()
         threading.Thread(target=self._read, args=(ended,), daemon=True).start()
-        attempt = self.hub.begin_group(1).attempt
+        attempt = self.hub.begin_group(1, ()).attempt
         self._begin(PassKey(attempt=attempt, name="train", number=0), self.request)
         first = self._all_served()
         result = {"first_block_s": min(first.values()) - self.began, "all_served_s": max(first.values()) - self.began}

@@ -36,6 +36,8 @@ from offload.pipeline.pool.processes import RayProcesses
 from offload.pipeline.pool.task import Cost
 from offload.train.hub.actor import Hub, collect_seldom, take_turns
 from offload.train.hub.board import Board
+from offload.train.hub.division import FeedTerms
+from offload.train.hub.feeds import Feeds
 
 SAMPLE_S = 0.025  # of a core, by the cluster's clock, like all times here
 SPREAD = 0.1  # tasks of equal rows take this much longer or shorter
@@ -193,14 +195,20 @@ class ScaleHub(Hub):
         self._slower = slower
         self._title = "hub"
         self._without_cache, self._through_ray = set[str](), set[str]()
-        self.board = Board(lambda: self.feed.supply(), nodes=len(cores.by_node))
-        self.feed = Feed(
-            streams,
+        self.board = Board(lambda: self.feeds.supply(), nodes=len(cores.by_node))
+        self.feeds = Feeds(
             cores,
-            pool=StoodPool if processes else RealPool,
-            handle=ray.get_runtime_context().current_actor,
-            clock=lambda: time.monotonic() / slower,
-            listener=self,
+            FeedTerms(),
+            own=lambda share: Feed(
+                streams,
+                share,
+                pool=StoodPool if processes else RealPool,
+                handle=ray.get_runtime_context().current_actor,
+                clock=lambda: time.monotonic() / slower,
+                listener=self,
+            ),
+            start=self._start_feed,
+            end=self._end_feed,
         )
 
     def next_slices(

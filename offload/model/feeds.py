@@ -91,6 +91,9 @@ class FeedRule:
         local_batch_size: int = 1,
     ) -> int:
         """The number of feeds for so many cores and workers. ``cost``: the measured core-seconds and bytes of a sample, if any is."""
+        most = min(self.most, cores, workers)
+        if most < 2 or max(self.least, cores // FEED_CORES) < 2:
+            return 1
         core_seconds, sample_bytes = cost or (USUAL_CORE_SECONDS, USUAL_BYTES)
         if not math.isfinite(core_seconds):  # nobody has made a sample here: all came from other runs
             core_seconds = USUAL_CORE_SECONDS
@@ -102,7 +105,7 @@ class FeedRule:
             workers=workers,
             local_batch_size=local_batch_size,
         )
-        return max(min(max(int(needed), self.least), self.most, cores, workers), 1)
+        return min(max(int(needed), self.least), most)
 
 
 ONE_FEED = FeedRule(most=1)

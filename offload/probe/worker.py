@@ -28,11 +28,11 @@ from offload.probe.stages import LEAST_RAW_BYTES, exact_over_auto, measure_stage
 from offload.report.events import NodeNames, RunEvent
 from offload.train.group.group import Outcome
 from offload.train.group.in_worker import Member
-from offload.train.hub.client import HubClient
+from offload.train.hub.calls import RankCalls
 from offload.train.messages import TRAIN
 from offload.train.worker.assembly import training_loop
 from offload.train.worker.data.batches import Batches, Cutting
-from offload.train.worker.data.feed_client import BlockReader, HubFeed
+from offload.train.worker.data.feed_client import BlockReader, HubFeed, feed_of
 from offload.train.worker.ends import StopRun
 from offload.train.worker.links.agreement import NoAgreement
 from offload.train.worker.links.peers import NoPeers
@@ -173,9 +173,10 @@ class _Teller:
 def _drain(loop: TrainingLoop, context: ProbeContext, budget: ProbeBudget, tell: _Teller) -> dict[str, Any]:
     """Take batches as fast as they come, and keep some."""
     setup = loop.setup
-    feed = _Recording(setup.hub, loop.passes.direct)
     key = PassKey(attempt=loop.passes.attempt, name=TRAIN, number=0)
-    setup.hub.open(key, first_pass(setup.split, deterministic=setup.deterministic), context.rank, loop.place.node)
+    request = first_pass(setup.split, deterministic=setup.deterministic)
+    opened = setup.hub.open(key, request, context.rank, loop.place.node)
+    feed = feed_of(opened, setup.hub, loop.passes.direct, _Recording)
     batches = _batches(context, setup, feed, key, ordered=setup.train.ordered)
     began, before, reported_s, samples = time.monotonic(), cpu_seconds(), 0.0, 0
     kept: Kept | None = None
@@ -270,8 +271,8 @@ def _stages(budget: ProbeBudget) -> dict[str, Any] | None:
 class _Recording(HubFeed):
     """A feed that keeps its first blocks."""
 
-    def __init__(self, hub: HubClient, direct: DirectBlocks) -> None:
-        super().__init__(hub, direct)
+    def __init__(self, hub: RankCalls, direct: DirectBlocks, first: int = 0) -> None:
+        super().__init__(hub, direct, first)
         self.kept: list[Slice] = []
 
     def next_slices(

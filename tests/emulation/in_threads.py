@@ -22,7 +22,10 @@ from offload.pipeline.feed.passes import PassKey, Reach, Slice
 from offload.pipeline.pool.task import Assignment, Block, Cost, TaskSource
 from offload.train.hub.actor import Hub
 from offload.train.hub.board import Board
+from offload.train.hub.calls import RankCalls
 from offload.train.hub.client import HubClient
+from offload.train.hub.division import FeedTerms
+from offload.train.hub.feeds import Feeds
 from offload.train.worker.data.feed_client import HubFeed
 from offload.train.worker.links.peers import INTERNAL, check_agreed
 
@@ -141,8 +144,14 @@ class LocalHub(Hub):
             nodes.append(Nodes(*arguments))
             return nodes[0]
 
-        self.board = Board(lambda: self.feed.supply(), nodes=len(cores.by_node))
-        self.feed = Feed(streams, cores, pool=pool, listener=self)
+        self.board = Board(lambda: self.feeds.supply(), nodes=len(cores.by_node))
+        self.feeds = Feeds(
+            cores,
+            FeedTerms(),
+            own=lambda share: Feed(streams, share, pool=pool, listener=self),
+            start=self._start_feed,
+            end=self._end_feed,
+        )
         self.nodes = nodes[0]
 
 
@@ -188,15 +197,15 @@ class _Later:
 class LocalFeed(HubFeed):
     """A feed that reads blocks of :class:`Nodes`."""
 
-    def __init__(self, hub: HubClient, direct: DirectBlocks) -> None:
-        super().__init__(hub, direct)
+    def __init__(self, hub: RankCalls, direct: DirectBlocks, first: int = 0) -> None:
+        super().__init__(hub, direct, first)
         self._nodes: Nodes = hub.actor.nodes
 
     def next_slices(
         self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, arrived: int = 0, wait: bool = True
     ) -> tuple[list[Slice], bool]:
         if not wait:  # answers here are never under way
-            return self._hub.next_slices(key, rank, want, reach, arrived, timeout_s=0.0).result()
+            return self._hub.next_slices(key, rank - self._first, want, reach, arrived, timeout_s=0.0).result()
         return super().next_slices(key, rank, want, reach, arrived=arrived)
 
     def fetch(self, piece: Slice) -> Callable[[], Columns]:

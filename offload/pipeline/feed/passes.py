@@ -187,7 +187,7 @@ class PassRequest:
 
     ``epoch`` determines the order and the random numbers, with the seed. ``done``: the positions already trained. ``first_rows``: the rows
     of the first global batch. ``batch``: the rows of every global batch if batches must hold the same rows for any number of workers; None
-    if ranks take blocks as they come. ``part``: the part of a feed beside others, whose ranks alone ``world_size`` and ``first_rows`` count.
+    if ranks take blocks as they come. ``part``: that of a feed beside others, whose ranks alone ``world_size`` and ``first_rows`` count.
     """
 
     world_size: int

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from offload.pipeline.pool.preprocessor import Preprocessor
 from offload.pipeline.preprocessing.environment import Ordinal
+
+_OF_FEED = re.compile(r" (hub|feed \w+)$")  # the end of the name of an actor that feeds a run
 
 
 class Processes(Protocol):
@@ -37,8 +40,8 @@ class RayProcesses:
         self._ray = ray
         self.actor: Any = ray.remote(Preprocessor)
         self._cpus, self._runtime_env = task_cpus, dict(runtime_env) or None
-        hub = ray.get_runtime_context().get_actor_name() if reports else None
-        self.title = f"{hub.removesuffix(' hub')} preprocessing" if hub else "preprocessing"
+        feed = ray.get_runtime_context().get_actor_name() if reports else None
+        self.title = f"{_OF_FEED.sub('', feed)} preprocessing" if feed else "preprocessing"
 
     @property
     def reserves(self) -> bool:

@@ -18,9 +18,9 @@ from offload.ray_private.log_forwarding import filter_forwarded
 
 LOADER = ("preprocessing", "DataLoader feed", "DataLoader reader", "block sender")
 """The names that a DataLoader's processes and senders of blocks give themselves."""
-OF_RUN = ("hub", "worker", "preprocessing")
+OF_RUN = ("hub", "feed", "worker", "preprocessing")
 CLASSES = (
-    "RayHub", "Preprocessor", "LoaderFeed", "IterableReader", "BlockSender", "TrainingWorker",
+    "RayHub", "RayFeed", "Preprocessor", "LoaderFeed", "IterableReader", "BlockSender", "TrainingWorker",
 )  # fmt: skip
 _DIED = re.compile(r"Worker PID: (\d+)")
 

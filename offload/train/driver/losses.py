@@ -13,8 +13,10 @@ from typing import Literal
 
 import torch.distributed as dist
 
+from offload.errors import causes
 from offload.train.group.deaths import first_line
 from offload.train.group.group import Died, Ended
+from offload.train.hub.calls import FeedLostError
 from offload.train.worker.steps.device_memory import DeviceMemoryError
 
 BROKEN_CONNECTION = ("Connection closed by peer", "Connection reset", "Broken pipe", "Connection refused")
@@ -65,6 +67,9 @@ def verdict_of(ends: Mapping[int, Ended | Died], workers: int, *, settled: bool)
         end = ends[died[0]]
         assert isinstance(end, Died)
         return Lost(ranks=died, reason=end.reason)
+    # Of a process that all ranks of the next group can do without. It ends as suddenly as a worker does.
+    if lost := [error for error in raised.values() if any(isinstance(cause, FeedLostError) for cause in causes(error))]:
+        return Lost(ranks=(), reason=first_line(lost[0]))
     # Once all ranks have ended, nothing can explain more.
     settled = settled or len(ends) == workers
     # A broken connection is never the cause by itself. Any other exception is, as long as no death turns up.

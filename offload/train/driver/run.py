@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from offload.actors.errors import lost_errors
 from offload.errors import ConfigError
 from offload.model.batch_split import BatchSplit
+from offload.model.feeds import ONE_FEED, FeedRule
 from offload.model.others import Others, summed
 from offload.model.placement import GPU_TYPE, NodeResources, WorkerResources
 from offload.pipeline.aside import SideThread
@@ -56,6 +57,7 @@ from offload.train.driver.tuner import Tuner
 from offload.train.group.group import Reservation
 from offload.train.group.in_worker import Main
 from offload.train.hub.client import HubClient
+from offload.train.hub.division import FeedTerms
 from offload.train.messages import TRAIN
 from offload.train.worker.process import run_worker
 from offload.train.worker.setup import DatasetSetup, UserFunctions, WorkerSetup, first_pass
@@ -68,6 +70,7 @@ CALL_S = 60.0  # the hub answers after this long, whether or not a worker has ca
 LOST_END_S = 8.0  # time for Ray's shutdown without its control process, which takes 7 s
 WORKERS_END_S = 3.0  # time for the supervisor to end the workers
 FEED_THREADS = 9
+FEED_RULE = FeedRule()
 MOST_WORKERS = 1024
 MOST_RANKS_AT_ONCE = 64  # ranks that the hub answers at the same time
 GPU_TYPE_SHARE = 0.001  # as Ray asks for a type of GPU
@@ -185,7 +188,8 @@ class Run:
         that answered."""
         threads = FEED_THREADS + 6 * min(self.fleet.bounds[1], MOST_RANKS_AT_ONCE)
         platform = self.platform
-        hub = platform.start_hub(self.directory, self.streams, cores, threads=threads)
+        terms = FeedTerms(rule=self._feed_rule(), homes=self.fleet.next_nodes(), threads=threads)
+        hub = platform.start_hub(self.directory, self.streams, cores, terms=terms)
         groups = platform.groups(self._reservation())
         supervisor = Supervisor(groups, hub, max_failures=self._max_failures, changed=self._changed.set)
         conductor = Conductor(
@@ -240,6 +244,13 @@ class Run:
                 self._lost(lost)
             self._failed(error)
         return stopped, answered
+
+    def _feed_rule(self) -> FeedRule:
+        """The rule for the number of feeds. One alone keeps an order that all ranks share, and hands out what has no positions until it is
+        made."""
+        shared_order = self.trainer.deterministic or not self.listed[TRAIN].shuffle
+        divisible = all(stream.rows is not None for stream in self.streams.values())
+        return FEED_RULE if divisible and not shared_order else ONE_FEED
 
     def _newest(self, folder: RunFolder) -> str | None:
         """The address of the newest checkpoint; None if there is none."""

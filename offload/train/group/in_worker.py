@@ -19,6 +19,7 @@ class Member:
         local_rank, local_world_size: the rank among the processes of its node, and their number.
         node_rank: the rank of its node.
         node: the id of its node.
+        homes: the id of each rank's node, for rank 0 alone.
         master: the host at which rank 0 is found.
         port: the port of rank 0's store; a free port where ``store`` is a file.
         store: the file that is the store of a group on one machine; "" for a store at ``master`` and ``port``.
@@ -34,6 +35,7 @@ class Member:
     local_world_size: int
     node_rank: int
     node: str
+    homes: tuple[str, ...] = ()
     master: str = "127.0.0.1"
     port: int = 0
     store: str = ""

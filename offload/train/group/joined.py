@@ -48,6 +48,7 @@ def members(attempt: int, nodes: Sequence[str], gpus: Sequence[Sequence[str]]) -
             local_world_size=len(here),
             node_rank=node_ids.index(nodes[at]),
             node=nodes[at],
+            homes=() if rank else tuple(nodes[other] for other in order),
             gpus=of_node,
             gpu=of_node.index(gpus[at][0]) if gpus[at] else None,
         )

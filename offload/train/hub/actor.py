@@ -10,7 +10,7 @@ import functools
 import gc
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -28,6 +28,8 @@ from offload.report.events import (
 )
 from offload.report.run_tail import Tails, tails_in
 from offload.train.hub.board import Board
+from offload.train.hub.division import FeedTerms
+from offload.train.hub.feeds import Feeds
 from offload.train.messages import GroupStart
 
 SWITCH_S = 0.0005
@@ -66,6 +68,16 @@ def _by_feed(method: Callable[Concatenate[Feed, _P], _T]) -> Callable[Concatenat
     return answer
 
 
+def _by_feeds(method: Callable[Concatenate[Feeds, _P], _T]) -> Callable[Concatenate[Hub, _P], _T]:
+    """A remote method of the hub that all feeds of its run answer together."""
+
+    @functools.wraps(method)
+    def answer(hub: Hub, /, *args: _P.args, **named: _P.kwargs) -> _T:
+        return method(hub.feeds, *args, **named)
+
+    return answer
+
+
 def _by_board(method: Callable[Concatenate[Board, _P], _T]) -> Callable[Concatenate[Hub, _P], _T]:
     """A remote method of the hub that its board answers."""
 
@@ -80,7 +92,8 @@ class Hub(FeedListener):
     """The actor from which workers get batches and to which they report; the driver reads it. Call it through
     :class:`offload.train.hub.client.HubClient`.
 
-    It holds a feed, which hands out blocks, and a board, which passes reports and orders on. Neither knows the other.
+    It holds a feed, which hands out blocks, and a board, which passes reports and orders on. Neither knows the other. On a large cluster,
+    other feeds have a part of the ranks (:mod:`offload.train.hub.feeds`).
 
     Args:
         streams: the data sets, by name.
@@ -90,9 +103,10 @@ class Hub(FeedListener):
         title: its name.
         handle: a handle of this object, to which preprocessing processes report.
         pool: makes the pool of preprocessing processes.
+        terms: what is known of the run's feeds. More than one takes :meth:`_start_feed`.
     """
 
-    feed: Feed
+    feeds: Feeds
     board: Board
 
     # For the driver.
@@ -100,20 +114,20 @@ class Hub(FeedListener):
     read = _by_board(Board.read)
     note = _by_board(Board.note)
     await_calls = _by_board(Board.await_calls)
-    reshape = _by_feed(Feed.reshape)
-    start_ahead = _by_feed(Feed.start_ahead)
-    costs = _by_feed(Feed.costs)
-    core_counts = _by_feed(Feed.core_counts)
+    reshape = _by_feeds(Feeds.reshape)
+    start_ahead = _by_feeds(Feeds.start_ahead)
+    costs = _by_feeds(Feeds.costs)
+    core_counts = _by_feeds(Feeds.core_counts)
 
     # For the workers.
     push = _by_board(Board.push)
     out_of_memory = _by_board(Board.out_of_memory)
     call_driver = _by_board(Board.call_driver)
-    open = _by_feed(Feed.open)
+    open = _by_feeds(Feeds.open)
     next_slices = _by_feed(Feed.next_slices)
     arrived = _by_feed(Feed.arrived)
     again = _by_feed(Feed.again)
-    sender = _by_feed(Feed.sender)
+    sender = _by_feeds(Feeds.sender)
     leave = _by_feed(Feed.leave)
 
     # For the supervisor of the workers.
@@ -129,6 +143,7 @@ class Hub(FeedListener):
         title: str = "hub",
         handle: Any = None,
         pool: PoolMaker = Pool,
+        terms: FeedTerms | None = None,
     ) -> None:
         self._run_dir, self._tails = run_dir, tails_in(run_dir)
         # A node has a process per core, and each of them reports the same problem.
@@ -138,8 +153,19 @@ class Hub(FeedListener):
         self._outlet, self._passing_on = Outlet(), threading.Lock()
         self._title = title
         # The board comes first: the threads of the feed's pool may report as soon as they start.
-        self.board = Board(lambda: self.feed.supply(), nodes=nodes)
-        self.feed = Feed(streams, cores, pool, handle=handle, listener=self)
+        self.board = Board(lambda: self.feeds.supply(), nodes=nodes)
+        self.feeds = Feeds(
+            cores,
+            terms or FeedTerms(),
+            own=lambda share: Feed(streams, share, pool, handle=handle, listener=self),
+            start=self._start_feed,
+            end=self._end_feed,
+        )
+
+    @property
+    def feed(self) -> Feed:
+        """The hub's own feed."""
+        return self.feeds.own
 
     def __repr__(self) -> str:
         return self._title
@@ -152,10 +178,10 @@ class Hub(FeedListener):
         """What the files of the run directory hold from these offsets on, for views on other hosts."""
         return self._tails(offsets)
 
-    def begin_group(self, attempt: int) -> GroupStart:
-        """Start the worker group of this attempt; drop the passes of the previous group."""
+    def begin_group(self, attempt: int, homes: Sequence[str] = ()) -> GroupStart:
+        """Start the worker group of this attempt, whose ranks are on the nodes ``homes``; drop the passes of the previous group."""
         start = self.board.begin_group(attempt)
-        self.feed.begin(start.attempt)
+        self.feeds.begin(start.attempt, homes)
         return start
 
     def lost(self, node: str, error: BaseException) -> None:
@@ -198,9 +224,18 @@ class Hub(FeedListener):
         self.feed.given_up(self.address(node), what, seconds)
 
     def works(self, node: str) -> None:
-        """Report that a node has begun to preprocess."""
-        self.note(NodePreprocesses(node=node))
+        """Report that a node has begun to preprocess, once for all feeds."""
+        if self.feeds.works(node):
+            self.note(NodePreprocesses(node=node))
 
     def address(self, node: str) -> str:
         """The address by which users know a node."""
         return node
+
+    def _start_feed(self, cores: Cores) -> Any:
+        """Start another feed with these cores; return its handle."""
+        raise NotImplementedError
+
+    def _end_feed(self, feed: Any) -> None:
+        """End another feed."""
+        raise NotImplementedError

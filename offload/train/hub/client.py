@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
-from offload.actors.values import Answer
 from offload.model.batch_split import BatchSplit
 from offload.pipeline.blocks.receiver import Pending
-from offload.pipeline.feed.passes import PassKey, PassRequest, Reach, Slice
+from offload.pipeline.feed.passes import PassKey, PassRequest
 from offload.report.events import RunEvent
 from offload.report.run_tail import Tails
 from offload.train.hub.actor import Hub
+from offload.train.hub.calls import Opened, RankCalls
 from offload.train.messages import GroupStart, News, Orders, Push
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 
-
-class HubClient:
+class HubClient(RankCalls):
     """A typed client of the hub: mypy checks every call against the method that answers it.
 
     Calls raise one of :func:`offload.actors.errors.lost_errors` if the hub is gone. The client can be sent to other processes.
@@ -27,9 +24,6 @@ class HubClient:
     Args:
         actor: the handle of Ray's actor, or of an object that the driver serves.
     """
-
-    def __init__(self, actor: Any) -> None:
-        self.actor = actor
 
     # -- the driver ------------------------------------------------------------------------------------------------
 
@@ -44,15 +38,15 @@ class HubClient:
     def reshape(
         self, nodes: tuple[str, ...], stores: Mapping[str, float], timeout_s: float, number: int | None = None
     ) -> Pending[bool]:
-        """See :meth:`Feed.reshape`."""
+        """See :meth:`Feeds.reshape`."""
         return self._start(Hub.reshape, nodes, stores, timeout_s, number)
 
     def start_ahead(self, request: PassRequest, name: str, homes: Collection[str]) -> None:
-        """See :meth:`Feed.start_ahead`. Does not wait."""
+        """See :meth:`Feeds.start_ahead`. Does not wait."""
         self._start(Hub.start_ahead, request, name, homes)
 
     def costs(self, name: str) -> list[tuple[float, float]]:
-        """See :meth:`Feed.costs`."""
+        """See :meth:`Feeds.costs`."""
         return self._ask(Hub.costs, name)
 
     def note(self, event: RunEvent) -> None:
@@ -79,9 +73,9 @@ class HubClient:
 
     # -- the workers -----------------------------------------------------------------------------------------------
 
-    def begin_group(self, attempt: int) -> GroupStart:
+    def begin_group(self, attempt: int, homes: Sequence[str]) -> GroupStart:
         """See :meth:`Hub.begin_group`."""
-        return self._ask(Hub.begin_group, attempt)
+        return self._ask(Hub.begin_group, attempt, homes)
 
     def push(self, push: Push) -> Orders:
         """See :meth:`Board.push`."""
@@ -95,55 +89,20 @@ class HubClient:
         """See :meth:`Board.out_of_memory`."""
         return self._ask(Hub.out_of_memory, rank, split)
 
-    def open(self, key: PassKey, request: PassRequest, rank: int, node: str) -> int | None:
-        """See :meth:`Feed.open`."""
+    def open(self, key: PassKey, request: PassRequest, rank: int, node: str) -> Opened:
+        """See :meth:`Feeds.open`. The other calls about the pass go to the feed that it names."""
         return self._ask(Hub.open, key, request, rank, node)
 
-    def next_slices(
-        self, key: PassKey, rank: int, want: int, reach: Reach, arrived: int, timeout_s: float | None = None
-    ) -> Pending[tuple[list[Slice], bool]]:
-        """See :meth:`Feed.next_slices`."""
-        return self._start(Hub.next_slices, key, rank, want, reach, arrived, timeout_s)
-
-    def arrived(self, key: PassKey, rank: int, reach: Reach, arrived: int) -> None:
-        """See :meth:`Feed.arrived`. Does not wait."""
-        self._start(Hub.arrived, key, rank, reach, arrived)
-
-    def again(self, key: PassKey, rank: int, piece: Slice) -> None:
-        """See :meth:`Feed.again`."""
-        self._ask(Hub.again, key, rank, piece)
-
     def sender(self, node: str) -> Pending[Any]:
-        """See :meth:`Feed.sender`."""
+        """See :meth:`Feeds.sender`."""
         return self._start(Hub.sender, node)
 
     def blocks_through_ray(self, node: str, reason: str) -> None:
         """See :meth:`Hub.blocks_through_ray`. Does not wait."""
         self._start(Hub.blocks_through_ray, node, reason)
 
-    def leave(self, key: PassKey, rank: int) -> None:
-        """See :meth:`Feed.leave`. Does not wait."""
-        self._start(Hub.leave, key, rank)
-
     # -- the supervisor of the workers -----------------------------------------------------------------------------
 
     def worker_failed(self, reason: str, nodes: Sequence[str], suspects: Sequence[str]) -> bool:
         """See :meth:`Board.worker_failed`."""
         return self._ask(Hub.worker_failed, reason, nodes, suspects)
-
-    # -- how a call travels ----------------------------------------------------------------------------------------
-
-    def _ask(self, method: Callable[Concatenate[Any, _P], _T], *args: _P.args, **named: _P.kwargs) -> _T:
-        """Call a method of the hub and wait for its answer."""
-        return self._start(method, *args, **named).result()
-
-    def _start(self, method: Callable[Concatenate[Any, _P], _T], *args: _P.args, **named: _P.kwargs) -> Pending[_T]:
-        """Call a method of the hub without waiting."""
-        # By the method's name: an actor's handle has no types, while the method itself gives mypy the arguments and
-        # the answer.
-        answer = getattr(self.actor, method.__name__).remote(*args, **named)
-        if isinstance(answer, Answer):
-            return answer
-        from offload.train.cluster.answers import PendingAnswer  # it imports Ray
-
-        return PendingAnswer(answer)

@@ -5,68 +5,63 @@ This module does not import torch: on a host with few cores, the hub starts besi
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
+from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from offload.errors import RunError
 from offload.pipeline.feed.datasets import Cores, FeedDataset
-from offload.pipeline.feed.feed import Feed
-from offload.pipeline.pool.core_watch import CoreWatch, CpuUser
-from offload.report.events import CoresShared, WaitsForCpus
-from offload.train.cluster.holdings import HUB, worker_title
+from offload.pipeline.pool.core_watch import CoreWatch
+from offload.train.cluster.holdings import HUB
 from offload.train.hub.actor import Hub, collect_seldom, take_turns
-from offload.train.hub.board import Board
-
-
-class _Preprocessing(CpuUser):
-    """The preprocessing of a run, as the watch for waiting CPUs sees it."""
-
-    def __init__(self, feed: Feed, board: Board, run: str) -> None:
-        self._feed, self._board, self._worker = feed, board, worker_title(run)
-
-    def starving(self) -> str:
-        return self._feed.starving()
-
-    def executed(self, what: str) -> bool:
-        return self._feed.executed(what)
-
-    def reserves_cores(self) -> bool:
-        return self._feed.reserves_cores()
-
-    def stays(self, holder: str) -> bool:
-        return holder == self._worker
-
-    def share_cores(self) -> None:
-        if self._feed.pool is not None:
-            self._feed.pool.share()
-            self._board.note(CoresShared())
-
-    def waits(self, what: str, seconds: float, held: str) -> None:
-        self._board.note(WaitsForCpus(dataset=what, seconds=round(seconds), held=held))
-
-    def waits_in_vain(self, what: str, seconds: float, held: str) -> None:
-        self._feed.failed(
-            RunError(
-                f"the preprocessing of {what!r} has waited {seconds:.0f} s for CPUs that it cannot get while this run trains ({held}). "
-                'Let workers reserve fewer CPUs (scaling_config=ray.train.ScalingConfig(resources_per_worker={"CPU": ...})), let the '
-                "Dataset's steps ask for fewer at once (num_cpus, concurrency), or add nodes."
-            )
-        )
+from offload.train.hub.division import FeedTerms
+from offload.train.hub.ray_feed import Preprocessing, RayFeed
 
 
 class RayHub(Hub):
     """See :class:`Hub`."""
 
-    def __init__(self, streams: dict[str, FeedDataset], cores: Cores, nodes: int, run_dir: Path) -> None:
+    def __init__(
+        self,
+        streams: dict[str, FeedDataset],
+        cores: Cores,
+        nodes: int,
+        run_dir: Path,
+        terms: FeedTerms | None = None,
+    ) -> None:
         take_turns()
         collect_seldom()
         context = ray.get_runtime_context()
         title = context.get_actor_name() or "hub"
-        super().__init__(streams, cores, nodes, run_dir, title=title, handle=context.current_actor)
-        CoreWatch(_Preprocessing(self.feed, self.board, run=title.removesuffix(HUB))).start()
+        self._run = title.removesuffix(HUB)
+        self._handle, self._here = context.current_actor, context.get_node_id()
+        self._streams = streams
+        self._stored: Any = None
+        self._threads = (terms or FeedTerms()).threads
+        super().__init__(streams, cores, nodes, run_dir, title=title, handle=self._handle, terms=terms)
+        CoreWatch(Preprocessing(self.feed, self.board.note, self._run)).start()
 
     def address(self, node: str) -> str:
         """See :meth:`Hub.address`."""
         nodes = ray.nodes()  # type: ignore[no-untyped-call]
         return next((str(n["NodeManagerAddress"]) for n in nodes if n["NodeID"] == node), node)
+
+    def _start_feed(self, cores: Cores) -> Any:
+        if self._stored is None:
+            self._stored = ray.put(self._streams)
+        feed: Any = ray.remote(RayFeed)
+        return feed.options(
+            # Unlike any of an earlier run of this name, whose feeds may still be ending.
+            name=f"{self._run} feed {secrets.token_hex(4)}",
+            num_cpus=0,
+            # On this host: the run ends with it anyway.
+            scheduling_strategy=NodeAffinitySchedulingStrategy(self._here, soft=False),
+            max_concurrency=self._threads,
+            enable_task_events=False,
+            runtime_env=dict(cores.runtime_env) or None,
+        ).remote(self._run, self._stored, cores, self._handle)
+
+    def _end_feed(self, feed: Any) -> None:
+        ray.kill(feed)

@@ -27,7 +27,9 @@ def training_loop(setup: WorkerSetup, place: RankPlace) -> TrainingLoop:
     """The loop of the worker at this place, which has read the run's newest checkpoint. All ranks must call it."""
     rank, workers, device = place.rank, place.world_size, place.device
     # Rank 0 alone begins the group, so that all ranks start with the same orders.
-    start: GroupStart = place.talk.broadcast(setup.hub.begin_group(place.attempt) if rank == 0 else None, 0)
+    start: GroupStart = place.talk.broadcast(
+        setup.hub.begin_group(place.attempt, place.homes) if rank == 0 else None, 0
+    )
     watchdog = Watchdog(setup.hang_s)
     reporter = Reporter(setup.hub, rank, start, watchdog, node=place.node, interval_s=place.report_every_s)
     meter = StepMeter(CudaClock(torch) if device.type == "cuda" else StepClock())

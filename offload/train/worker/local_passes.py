@@ -20,6 +20,7 @@ from offload.train.messages import TRAIN
 from offload.train.worker.data.batches import Batches, Cutting, LocalBatch
 from offload.train.worker.data.cutting import Cut, Skipped
 from offload.train.worker.data.delivery import Delivery
+from offload.train.worker.data.feed_client import feed_of
 from offload.train.worker.links.agreement import Agreement, NoAgreement
 from offload.train.worker.links.hang_watchdog import Watchdog
 from offload.train.worker.links.reporter import Reporter
@@ -309,9 +310,9 @@ class Passes:
     ) -> Batches:
         setup, dataset = self._setup, self._setup.datasets[name]
         key = PassKey(attempt=self.attempt, name=name, number=visit)
-        total = setup.hub.open(key, request, self._place.rank, self._place.node)
+        opened = setup.hub.open(key, request, self._place.rank, self._place.node)
         return Batches(
-            self._place.feed(setup.hub, self.direct),
+            feed_of(opened, setup.hub, self.direct, self._place.feed),
             key,
             peers=self._place.peers[name],
             split=split,
@@ -326,7 +327,7 @@ class Passes:
             ),
             agreement=agreement,
             template=self._fillers,
-            total=total,
+            total=opened.samples,
         )
 
     def delivery(self, name: str) -> Delivery:

@@ -41,6 +41,7 @@ def place_of(setup: WorkerSetup, member: Member) -> RankPlace:
         world_size=member.world_size,
         device=torch.device(member.device),
         node=member.node,
+        homes=member.homes,
         talk=talk,
         peers=peers,
         checkpoints=FolderCheckpointer(setup.storage, setup.name, setup.checkpoints, talk),

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from offload.pipeline.blocks.receiver import DirectBlocks
-from offload.train.hub.client import HubClient
-from offload.train.worker.data.feed_client import FeedClient, HubFeed
+from offload.train.worker.data.feed_client import FeedMaker, HubFeed
 from offload.train.worker.links.peers import Peers, Talk
 from offload.train.worker.saving.checkpointer import Checkpointer
 from offload.train.worker.steps.joining import Join
@@ -30,7 +28,8 @@ class RankPlace:
         checkpoints: keeps the run's checkpoints.
         join: joins models with those of the other workers.
         share: copies rank 0's values of tensors to all ranks.
-        feed: makes a client that reads blocks from the hub.
+        feed: makes a client that reads the blocks of a feed.
+        homes: the id of each rank's node, on rank 0.
         sleep: waits for a number of seconds. A rehearsal ends a worker there.
         report_every_s: the seconds between two reports to the hub.
     """
@@ -40,11 +39,12 @@ class RankPlace:
     attempt: int = 1
     device: torch.device
     node: str
+    homes: tuple[str, ...] = ()
     talk: Talk
     peers: Mapping[str, Peers]
     checkpoints: Checkpointer
     join: Join
     share: Callable[[Iterable[torch.Tensor]], None]
-    feed: Callable[[HubClient, DirectBlocks], FeedClient] = HubFeed
+    feed: FeedMaker = HubFeed
     sleep: Callable[[float], None] = time.sleep
     report_every_s: float = 2.0

@@ -19,6 +19,7 @@ from offload.report.run_dir import RunDirectory
 from offload.train.cluster.connected import ConnectedCluster
 from offload.train.group.group import Groups, Reservation
 from offload.train.hub.client import HubClient
+from offload.train.hub.division import FeedTerms
 from offload.train.steering.messages import Command, Reply, RunState
 
 
@@ -159,9 +160,9 @@ class Platform(Protocol):
         Raises ConfigError if there is no arbiter."""
 
     def start_hub(
-        self, directory: RunDirectory, streams: dict[str, FeedDataset], cores: Cores, *, threads: int
+        self, directory: RunDirectory, streams: dict[str, FeedDataset], cores: Cores, *, terms: FeedTerms
     ) -> HubClient:
-        """Start the run's hub. It answers ``threads`` calls at a time."""
+        """Start the run's hub, and other feeds beside it if ``terms`` need them. Without a cluster, the hub alone feeds the run."""
 
     def groups(self, reservation: Reservation) -> Groups:
         """What starts the workers."""

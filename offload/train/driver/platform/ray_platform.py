@@ -35,6 +35,7 @@ from offload.train.driver.caches import check_caches
 from offload.train.group.group import Reservation
 from offload.train.group.ray_group import RayGroups
 from offload.train.hub.client import HubClient
+from offload.train.hub.division import FeedTerms
 from offload.train.hub.ray_hub import RayHub
 from offload.train.hub.run_names import named_hub
 from offload.train.steering.listening import Listening
@@ -130,18 +131,18 @@ class RayPlatform:
         return self._tenancy
 
     def start_hub(
-        self, directory: RunDirectory, streams: dict[str, FeedDataset], cores: Cores, *, threads: int
+        self, directory: RunDirectory, streams: dict[str, FeedDataset], cores: Cores, *, terms: FeedTerms
     ) -> HubClient:
         stored = ray.put(streams)
 
         def start(**named: str) -> Any:
             return connection.on_this_node(
                 ray.remote(RayHub),
-                max_concurrency=threads,
+                max_concurrency=terms.threads,
                 enable_task_events=False,
                 runtime_env=dict(cores.runtime_env) or None,
                 **named,
-            ).remote(stored, cores, len(self.cluster.nodes), directory.path)
+            ).remote(stored, cores, len(self.cluster.nodes), directory.path, terms)
 
         self._control = ControlWatch()
         self._run, actor = named_hub(self._run or directory.path.name, start, self._holdings)

@@ -36,6 +36,7 @@ from offload.train.group.group import Reservation
 from offload.train.group.local_group import LocalGroups
 from offload.train.hub.actor import Hub, take_turns
 from offload.train.hub.client import HubClient
+from offload.train.hub.division import FeedTerms
 
 STORE_SHARE = 0.3  # of the memory, for blocks: Ray's own choice
 BYTES_PER_FILE = 1 << 20  # of blocks, for each open file that the driver may have: larger ones are a file each
@@ -153,7 +154,7 @@ class ThisMachine:
         )
 
     def start_hub(
-        self, directory: RunDirectory, streams: dict[str, FeedDataset], cores: Cores, *, threads: int
+        self, directory: RunDirectory, streams: dict[str, FeedDataset], cores: Cores, *, terms: FeedTerms
     ) -> HubClient:
         hub = _LateHub()
         self._served = Served(hub)
