@@ -190,15 +190,17 @@ def end_loaders() -> None:
 
     from offload.loader.job import session as sessions
 
+    cluster: Any = ray  # its functions have no types
+
     def ended() -> bool:
         gc.collect()  # in each look: it does nothing while another thread collects
         sessions.end_unused()
-        return ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"]
+        return bool(cluster.available_resources().get("CPU") == cluster.cluster_resources()["CPU"])
 
     def state() -> object:
         loaders = [each for each in gc.get_objects() if isinstance(each, torch.utils.data.DataLoader)]
         holders = [type(holder) for loader in loaders for holder in gc.get_referrers(loader) if holder is not loaders]
-        return ray.available_resources(), ray.cluster_resources(), sessions._users, loaders, holders
+        return cluster.available_resources(), cluster.cluster_resources(), sessions._users, loaders, holders
 
     eventually(ended, state=state)
 
