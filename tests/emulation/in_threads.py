@@ -7,12 +7,17 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import ray
 import torch
 
+from offload.actors.errors import ProcessLostError
+from offload.actors.values import Answer, Packed
+from offload.model.feeds import ONE_FEED, FeedRule
 from offload.pipeline.blocks.fetching import BlockLostError
 from offload.pipeline.blocks.receiver import DirectBlocks, Pending
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID, Columns
@@ -135,24 +140,67 @@ class Nodes:
 
 
 class LocalHub(Hub):
-    """The hub, in this process, with :class:`Nodes` as its pool."""
+    """The hub, in this process, with :class:`Nodes` as its pool. ``rule``: the number of feeds, each of which is a :class:`LocalActor`
+    but for the hub's own."""
 
-    def __init__(self, streams: dict[str, FeedDataset], cores: Cores) -> None:
-        nodes: list[Nodes] = []
-
-        def pool(*arguments: Any) -> Nodes:
-            nodes.append(Nodes(*arguments))
-            return nodes[0]
-
+    def __init__(self, streams: dict[str, FeedDataset], cores: Cores, rule: FeedRule = ONE_FEED) -> None:
+        self._streams = streams
+        self.others: list[LocalActor] = []
         self.board = Board(lambda: self.feeds.supply(), nodes=len(cores.by_node))
         self.feeds = Feeds(
             cores,
-            FeedTerms(),
-            own=lambda share: Feed(streams, share, pool=pool, listener=self),
+            FeedTerms(rule=rule),
+            own=self._feed,
             start=self._start_feed,
             end=self._end_feed,
         )
-        self.nodes = nodes[0]
+        self.nodes: Nodes = nodes_of(self.feed)
+
+    def close(self) -> None:
+        """End all preprocessing."""
+        for nodes in (self.nodes, *(other.nodes for other in self.others)):
+            nodes.close()
+
+    def _feed(self, cores: Cores) -> Feed:
+        return Feed(self._streams, cores, pool=Nodes, listener=self)
+
+    def _start_feed(self, cores: Cores) -> LocalActor:
+        self.others.append(LocalActor(self._feed(cores)))
+        return self.others[-1]
+
+    def _end_feed(self, feed: LocalActor) -> None:
+        feed.kill()
+
+
+class LocalActor:
+    """A feed as an actor, whose calls threads answer."""
+
+    def __init__(self, feed: Feed) -> None:
+        self.feed, self.nodes, self.killed = feed, nodes_of(feed), False
+        self._threads = ThreadPoolExecutor(64)
+
+    def kill(self) -> None:
+        """End the actor, with its preprocessing."""
+        self.killed = True
+        self.nodes.close()
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.feed, name)
+
+        def answered(*arguments: Any) -> Packed:
+            answer = Packed.of(method(*arguments))
+            if self.killed:
+                raise ProcessLostError("the process was killed")
+            return answer
+
+        return SimpleNamespace(remote=lambda *arguments: Answer(self._threads.submit(answered, *arguments)))
+
+
+def nodes_of(feed: Feed) -> Nodes:
+    """The pool of a feed."""
+    pool: Any = feed.pool
+    nodes: Nodes = pool._pool
+    return nodes
 
 
 class LocalClient(HubClient):

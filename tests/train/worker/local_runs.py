@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from offload.model.feeds import ONE_FEED, FeedRule
 from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.sources.from_torch import list_torch_dataset
 from offload.train.checkpoints.storage import Storage
@@ -50,6 +51,9 @@ class LocalRun:
         join: makes what joins a worker's models with those of the others.
         kept: gets the metrics of each checkpoint.
         resumable: whether training samples have ids, so that a pass can go on where it stopped.
+        rule: the number of feeds.
+        nodes: the nodes, each with a core, on which ranks are in turn.
+        hub: the hub of the newest training.
     """
 
     def __init__(
@@ -62,11 +66,15 @@ class LocalRun:
         join: Callable[[], Join] = Unjoined,
         kept: Callable[[Mapping[str, Any]], None] = lambda metrics: None,
         resumable: bool = True,
+        rule: FeedRule = ONE_FEED,
+        nodes: tuple[str, ...] = ("node",),
     ) -> None:
         self.samples, self.sizes = samples, sizes or BatchSize(initial=8)
         self.checkpoints = checkpoints or Checkpoints(every_s=None)
         self.storage = Storage(path=str(folder))
         self._join, self._kept, self._resumable = join, kept, resumable
+        self._rule, self._nodes = rule, nodes
+        self.hub: LocalHub | None = None
 
     def train(self, function: Callable[[Context], None], *, workers: int = 1) -> list[TrainingLoop]:
         """Run the function on each worker, and return their loops. A function that raises Died ends as a killed process. Raises the
@@ -74,7 +82,8 @@ class LocalRun:
         rows = list_torch_dataset(range(self.samples)).rows
         recipe: Any = None
         streams = {name: FeedDataset(recipe=recipe, rows=rows, shuffle=name != VAL) for name in SETS}
-        hub = LocalHub(streams, Cores(nodes=("node",), task_cpus=1, stores={"node": 1e6}))
+        cores = Cores(nodes=self._nodes, task_cpus=1, stores=dict.fromkeys(self._nodes, 1e6))
+        self.hub = hub = LocalHub(streams, cores, self._rule)
         ranks = {name: Ranks(workers) for name in ("talk", "checkpoints", *SETS)}
         loops: dict[int, TrainingLoop] = {}
 
@@ -88,7 +97,7 @@ class LocalRun:
             loop.finish()
 
         error = run_ranks(work, workers, tuple(ranks.values()), DEADLINE_S)
-        hub.nodes.close()
+        hub.close()
         if error is not None and not isinstance(error, Died):
             raise error
         return [loops[rank] for rank in range(workers)]
@@ -122,7 +131,8 @@ class LocalRun:
             rank=rank,
             world_size=workers,
             device=torch.device("cpu"),
-            node="node",
+            node=self._nodes[rank % len(self._nodes)],
+            homes=tuple(self._nodes[each % len(self._nodes)] for each in range(workers)),
             talk=Peer(ranks["talk"], rank) if several else NoPeers(),
             peers={name: Peer(ranks[name], rank) if several else NoPeers() for name in SETS},
             checkpoints=checkpointer,
