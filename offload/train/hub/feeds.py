@@ -5,11 +5,13 @@ Where it stops: :mod:`offload.model.feeds` says how many there are, and :mod:`of
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from statistics import median
+from types import MappingProxyType
 from typing import Any
 
 from offload.pipeline.blocks.receiver import Pending
@@ -25,24 +27,24 @@ KEPT = 2  # passes of a data set before the newest, which a rank may still join
 
 
 class _Other:
-    """A feed beside the hub's own. ``cores``: those that it has."""
+    """A feed beside the hub's own. ``cores``: those that it has at first."""
 
-    def __init__(self, feed: OtherFeed, cores: int) -> None:
-        self.feed, self.cores = feed, cores
-        self._supply: Supply | None = None
+    def __init__(self, feed: OtherFeed, cores: Cores) -> None:
+        self.feed = feed
+        self._supply = Supply(
+            cores=(cores.cores, cores.cores), spent={node: (count, 0.0) for node, count in cores.by_node.items()}
+        )
         self._asked: Pending[Supply] | None = None
 
     def supply(self) -> Supply:
         """The measurements, as of the last call: the driver's question must not wait for another process."""
         if self._asked is not None and self._asked.done():
             asked, self._asked = self._asked, None
-            try:
+            with contextlib.suppress(FeedLostError):  # its ranks say so
                 self._supply = asked.result()
-            except FeedLostError:  # its ranks say so
-                self._supply = Supply()
         if self._asked is None:
             self._asked = self.feed.supply()
-        return self._supply or Supply(cores=(self.cores, self.cores))
+        return self._supply
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +89,7 @@ class Feeds:
         self._reshaped = 0  # the driver's newest number
         self._divided = 0  # a number for each division of the cores
         self._passes: dict[PassKey, _Division] = {}
+        self._ended = Counter[str]()  # the CPU seconds of feeds that have ended, by node
         parts = parts_of(self._needed(len(terms.homes), None), len(terms.homes))
         shares = divided(cores, parts, terms.homes)
         self.own = own(shares[0])
@@ -138,7 +141,9 @@ class Feeds:
     def supply(self) -> Supply:
         """See :meth:`Feed.supply`: the sums of what all feeds have and do, and medians of what concerns a sample."""
         others = self._now.others
-        return merged([self.own.supply(), *(other.supply() for other in others)]) if others else self.own.supply()
+        if not (others or self._ended):
+            return self.own.supply()
+        return merged([self.own.supply(), *(other.supply() for other in others)], self._ended)
 
     # -- the workers -----------------------------------------------------------------------------------------------
 
@@ -150,6 +155,8 @@ class Feeds:
             self._homes = tuple(homes)
             begun = [(other, other.feed.begin(attempt)) for other in self._now.others]
             alive = [other for other, answer in begun if _lives(answer)]
+            for lost in (other for other in self._now.others if other not in alive):
+                self._forget(lost)
             self._divide_ranks(self._needed(len(homes), self._cost()), alive)
         self.own.begin(attempt)
 
@@ -219,6 +226,7 @@ class Feeds:
         if (parts, tuple(alive)) == (self._now.parts, self._now.others) and len(parts) == 1:
             return
         for surplus in alive[feeds - 1 :]:
+            self._forget(surplus)
             self._end(surplus.feed.actor)
         shares = divided(self._cores, parts, self._homes)
         new = [self._started(share) for share in shares[len(alive[: feeds - 1]) + 1 :]]
@@ -237,12 +245,16 @@ class Feeds:
                 # Its ranks would wait forever, and all others for them. The next group has fewer feeds.
                 self._end(other.feed.actor)
             else:
-                other.cores = share.cores
                 pending.append(other.feed.reshape(share.nodes, share.stores, timeout_s, self._divided))
         return own, self._divided, pending
 
     def _started(self, share: Cores) -> _Other:
-        return _Other(OtherFeed(self._start(share)), share.cores)
+        return _Other(OtherFeed(self._start(share)), share)
+
+    def _forget(self, ended: _Other) -> None:
+        """Count what a feed has spent, now that it tells no more: sums must not fall."""
+        for node, (_, cpu_s) in ended.supply().spent.items():
+            self._ended[node] += cpu_s  # type: ignore[assignment]  # a counter adds up seconds as well
 
 
 def _lives(answer: Pending[None]) -> bool:
@@ -257,15 +269,17 @@ def _lives(answer: Pending[None]) -> bool:
 _GROWING = ("input_ceiling_samples_per_s", "input_pace_samples_per_s", "cache_bytes", "storage_bytes")
 
 
-def merged(supplies: Sequence[Supply]) -> Supply:
-    """The measurements of several feeds as if one had made them."""
+def merged(supplies: Sequence[Supply], ended: Mapping[str, float] = MappingProxyType({})) -> Supply:
+    """The measurements of several feeds as if one had made them. ``ended``: the CPU seconds of others, which have ended, by node."""
     names = supplies[0].rates
     return Supply(
         rates={name: _merged_rates([supply.rates.get(name, {}) for supply in supplies]) for name in names},
         cores=(sum(supply.cores[0] for supply in supplies), sum(supply.cores[1] for supply in supplies)),
         speeds={name: _merged_speeds([supply.speeds.get(name, {}) for supply in supplies]) for name in names},
         process_bytes=max(supply.process_bytes for supply in supplies),
-        spent=_merged_spent([supply.spent for supply in supplies]),
+        spent=_merged_spent(
+            [*(supply.spent for supply in supplies), {node: (0, cpu_s) for node, cpu_s in ended.items()}]
+        ),
     )
 
 

@@ -54,7 +54,10 @@ def train(ctx: offload.Context) -> None:
 
 
 def act(ctx: offload.Context, what: str | int) -> None:
-    """Kill all feeds beside the hub, or let preprocessing have so many cores."""
+    """Kill all feeds beside the hub, or the hub itself, or let preprocessing have so many cores."""
+    if what == "kill the hub":
+        ray.kill(ctx._loop.setup.hub.actor)
+        return
     if what == "kill":
         for name, namespace in feeds():
             ray.kill(ray.get_actor(name, namespace))
@@ -110,3 +113,9 @@ def test_a_run_resumes_in_the_middle_of_an_epoch(run: Any, tmp_path: Path, befor
     assert run(after, at={40: 3}).status == "finished"
     assert len((tmp_path / "log" / "done-40").read_text().splitlines()) == after - 1
     assert each_pass(read_history(tmp_path / "log")) == EACH_ONCE
+
+
+def test_feeds_and_their_preprocessing_end_with_the_hub(run: Any, tmp_path: Path) -> None:
+    with pytest.raises(offload.RunError):
+        run(2, at={9: "kill the hub"})
+    eventually(lambda: not feeds() and ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"])

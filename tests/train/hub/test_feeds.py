@@ -1,0 +1,147 @@
+"""Several feeds of one run, as the driver and the next worker group see them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from offload.model.feeds import FeedRule
+from offload.pipeline.feed.datasets import Cores, FeedDataset
+from offload.pipeline.feed.feed import Supply
+from offload.pipeline.feed.passes import PassKey, PassRequest
+from offload.pipeline.pool.task import Block, Cost
+from offload.pipeline.sources.from_torch import list_torch_dataset
+from offload.report.events import NodePreprocesses
+from offload.train.hub.calls import FeedLostError
+from offload.train.hub.feeds import merged
+from offload.train.messages import TRAIN
+from tests.emulation.in_threads import LocalHub
+from tests.helpers import eventually
+
+HOMES = ("a", "a", "b", "b")
+KEY = PassKey(attempt=1, name=TRAIN, number=0)
+REQUEST = PassRequest(world_size=4, first_rows=64, epoch=0)
+BLOCK = Block(ref=None, cost=Cost(rows=10, size_bytes=100, cpu_s=1.0, wall_s=1.0), node="b")  # type: ignore[arg-type]
+STORES = {"a": 1e9, "b": 1e9}
+
+
+@pytest.fixture
+def hub() -> Iterator[LocalHub]:
+    """A hub with a feed beside its own, for two ranks on each of two nodes."""
+    streams = {TRAIN: FeedDataset(recipe=None, rows=list_torch_dataset(range(640)).rows, shuffle=True)}  # type: ignore[arg-type]
+    made = LocalHub(streams, Cores(nodes=("a",) * 3 + ("b",) * 3, task_cpus=1.0, stores=STORES), FeedRule(least=2))
+    made.begin_group(1, HOMES)
+    yield made
+    made.close()
+
+
+def shares(hub: LocalHub) -> list[Counter[str]]:
+    return [hub.feed.cores.by_node, *(other.feed.cores.by_node for other in hub.others if not other.killed)]
+
+
+def test_each_feed_has_the_cores_beside_its_ranks(hub: LocalHub) -> None:
+    assert shares(hub) == [{"a": 3}, {"b": 3}]
+    assert hub.core_counts()[0] == 6
+
+
+def test_a_rank_learns_its_feed_and_the_samples_of_the_whole_pass(hub: LocalHub) -> None:
+    opened = [hub.open(KEY, REQUEST, rank, home) for rank, home in enumerate(HOMES)]
+    assert [each.samples for each in opened] == [640] * 4
+    assert [each.first for each in opened] == [0, 0, 2, 2]
+    assert [each.feed for each in opened] == [None, None, hub.others[0], hub.others[0]]
+
+
+def test_a_run_with_one_feed_starts_no_other_and_passes_requests_on_as_they_are() -> None:
+    streams = {TRAIN: FeedDataset(recipe=None, rows=list_torch_dataset(range(640)).rows)}  # type: ignore[arg-type]
+    alone = LocalHub(streams, Cores(nodes=("a",) * 6, task_cpus=1.0, stores=STORES), FeedRule())
+    alone.begin_group(1, HOMES)
+    opened = alone.open(KEY, REQUEST, 3, "b")
+    assert (opened.samples, opened.first, opened.feed, alone.others) == (640, 0, None, [])
+    assert alone.feed._passes[KEY].request == REQUEST
+    alone.close()
+
+
+def test_the_next_group_has_another_feed_in_place_of_one_that_has_ended(hub: LocalHub) -> None:
+    lost = hub.others[0]
+    lost.feed.meters[TRAIN].add(BLOCK)
+    eventually(lambda: hub.read(0).spent["b"] == (3, 1.0))
+    lost.kill()
+    with pytest.raises(FeedLostError):
+        hub.open(KEY, REQUEST, 2, "b")
+    assert hub.reshape(("a", "a", "b", "b"), STORES, 10.0, 1), "the cores of a feed that has ended are free"
+    hub.begin_group(2, HOMES)
+    assert shares(hub) == [{"a": 2}, {"b": 2}]
+    assert hub.read(0).spent["b"] == (2, 1.0), "what the other has spent counts"
+    again = hub.open(PassKey(attempt=2, name=TRAIN, number=0), REQUEST, 2, "b")
+    assert again.feed is hub.others[1]
+    assert again.feed is not lost
+
+
+def test_a_smaller_group_has_fewer_feeds(hub: LocalHub) -> None:
+    hub.begin_group(2, ("b",))
+    assert shares(hub) == [{"a": 3, "b": 3}]
+    assert hub.others[0].killed
+    assert hub.open(PassKey(attempt=2, name=TRAIN, number=0), REQUEST, 0, "b").feed is None
+
+
+def test_a_feed_for_which_no_core_is_left_ends(hub: LocalHub) -> None:
+    """Its ranks would wait forever. They start again, with fewer feeds."""
+    hub.reshape((), STORES, 10.0, 1)
+    assert not hub.others[0].killed, "preprocessing rests for all, as before a change of the workers"
+    hub.reshape(("a",), STORES, 10.0, 2)
+    assert hub.others[0].killed
+    hub.begin_group(2, HOMES)
+    assert shares(hub) == [{"a": 1}]
+
+
+def test_a_change_of_the_cores_that_arrives_behind_a_newer_one_changes_nothing(hub: LocalHub) -> None:
+    hub.reshape(("a", "b"), STORES, 10.0, 2)
+    hub.reshape(("a", "a", "b", "b"), STORES, 10.0, 1)
+    assert shares(hub) == [{"a": 1}, {"b": 1}]
+
+
+def test_the_driver_reads_of_all_feeds(hub: LocalHub) -> None:
+    hub.others[0].feed.meters[TRAIN].add(BLOCK)
+    eventually(lambda: hub.read(0).spent["b"] == (3, 1.0))
+    news = hub.read(0)
+    assert news.cores == (6, 0)
+    assert news.rates[TRAIN]["core_seconds_per_sample"] == 0.1
+    assert news.rates[TRAIN]["input_ceiling_samples_per_s"] == 60.0, "of a feed without a measurement as well"
+    assert hub.costs(TRAIN) == [(0.1, 10.0)]
+
+
+def test_a_node_that_works_for_two_feeds_is_told_once(hub: LocalHub) -> None:
+    def told() -> list[Any]:
+        return [event.node for event in hub.read(0).events if isinstance(event, NodePreprocesses)]
+
+    for node in ("a", "b", "a", "a"):
+        hub.works(node)
+    assert told() == ["a", "b"]
+    hub.reshape(("b", "b"), STORES, 10.0, 1)
+    hub.reshape(("a", "b"), STORES, 10.0, 2)
+    hub.works("a")
+    assert told() == ["a", "b", "a"], "it has left meanwhile"
+
+
+def test_sums_of_what_feeds_have_and_medians_of_what_a_sample_costs() -> None:
+    rates = [{"core_seconds_per_sample": cost, "input_pace_samples_per_s": 10 * cost} for cost in (1.0, 2.0, 9.0)]
+    supplies = [
+        Supply(
+            rates={TRAIN: of_feed},
+            cores=(4, 1),
+            speeds={TRAIN: {"a": of_feed["core_seconds_per_sample"]}},
+            process_bytes=int(of_feed["core_seconds_per_sample"]),
+            spent={"a": (2, 3.0), "b": (1, 0.5)},
+        )
+        for of_feed in rates
+    ]
+    assert merged(supplies) == Supply(
+        rates={TRAIN: {"core_seconds_per_sample": 2.0, "input_pace_samples_per_s": 120.0}},
+        cores=(12, 3),
+        speeds={TRAIN: {"a": 2.0}},
+        process_bytes=9,
+        spent={"a": (6, 9.0), "b": (3, 1.5)},
+    )
