@@ -161,6 +161,11 @@ class LocalHub(Hub):
         for nodes in (self.nodes, *(other.nodes for other in self.others)):
             nodes.close()
 
+    def kill(self, node: str) -> None:
+        """Kill a node, for all feeds."""
+        for nodes in (self.nodes, *(other.nodes for other in self.others)):
+            nodes.kill(node)
+
     def _feed(self, cores: Cores) -> Feed:
         return Feed(self._streams, cores, pool=Nodes, listener=self)
 
@@ -252,9 +257,9 @@ class LocalFeed(HubFeed):
     def next_slices(
         self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, arrived: int = 0, wait: bool = True
     ) -> tuple[list[Slice], bool]:
-        if not wait:  # answers here are never under way
+        if not wait and isinstance(self._hub, LocalClient):  # its answers are never under way
             return self._hub.next_slices(key, rank - self._first, want, reach, arrived, timeout_s=0.0).result()
-        return super().next_slices(key, rank, want, reach, arrived=arrived)
+        return super().next_slices(key, rank, want, reach, arrived=arrived, wait=wait)
 
     def fetch(self, piece: Slice) -> Callable[[], Columns]:
         def columns() -> Columns:

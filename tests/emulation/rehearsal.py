@@ -27,6 +27,7 @@ import torch
 
 from offload.errors import RunError
 from offload.model.batch_split import BatchSplit
+from offload.model.feeds import FeedRule
 from offload.model.placement import Bundle, NodeResources, WorkerResources
 from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.sources.from_torch import list_torch_dataset
@@ -96,11 +97,14 @@ class Outcome:
 
 
 class Rehearsal:
-    """One seeded schedule, which ``go()`` plays to its end."""
+    """One seeded schedule, which ``go()`` plays to its end. ``feeds``: how many feed the workers, if there are as many."""
 
-    def __init__(self, seed: int, *, samples: int = 240, passes: int = 3, disturbances: int = 6) -> None:
+    def __init__(
+        self, seed: int, *, samples: int = 240, passes: int = 3, disturbances: int = 6, feeds: int = 1
+    ) -> None:
         self.random = random.Random(seed)
         self.seed, self.samples, self.passes = seed, samples, passes
+        self.feeds = feeds
         self.sizes = BatchSize(initial=16, local=(2, 16))
         self.happened: Counter[str] = Counter()
         self._left = disturbances
@@ -128,7 +132,8 @@ class Rehearsal:
             if self._left <= 0 or self.random.random() > 0.06:
                 return None
             self._left -= 1
-            what = self.random.choice(("kill", "resize", "rebatch", "node", "drain", "job", "stop"))
+            feeds = ("feed",) * (self.feeds - 1)
+            what = self.random.choice(("kill", "resize", "rebatch", "node", "drain", "job", "stop", *feeds))
             self.happened[what] += 1
             return what
 
@@ -163,7 +168,7 @@ class _Job:
         assert isinstance(fleet, Fleet)
         stores = fleet.room.stores()
         cores = Cores(nodes=tuple(fleet.used.elements()), task_cpus=fleet.core_cpus, stores=stores)
-        self.hub = LocalHub({TRAIN: stream}, cores)
+        self.hub = LocalHub({TRAIN: stream}, cores, FeedRule(least=rehearsal.feeds))
         self.client = LocalClient(self.hub, lambda: self.ended is not None)
         self.supervisor = Supervisor(self, self.hub)
         self.conductor = Conductor(
@@ -209,7 +214,7 @@ class _Job:
             self.ended = "hung"
         driver.join()
         self.supervisor.close(DEADLINE_S)
-        self.hub.nodes.close()
+        self.hub.close()
         return self.ended
 
     def start(self, main: Main, plan: Plan, tell: Callable[[GroupEvent], None]) -> _Group:
@@ -243,6 +248,9 @@ class _Job:
             local, accum = self.rehearsal.random.randint(2, 16), self.rehearsal.random.randint(0, 2)
             split = BatchSplit(workers=group.workers, local_batch_size=local, accum_steps=accum)
             self.conductor.handle(SplitDecided(split=split), Learned(state={"delivered": 0.5, "steps": []}))
+        elif what == "feed":
+            if self.hub.others:
+                self.hub.others[-1].kill()
         elif what == "drain":
             with self.lock:
                 self.leaving.add(f"{name}.{self.lives[name]}")
@@ -257,7 +265,7 @@ class _Job:
         with self.lock:
             node_id = f"{name}.{self.lives[name]}"
             self.lives[name] += 1
-        self.hub.nodes.kill(node_id)
+        self.hub.kill(node_id)
 
 
 class _Group:
@@ -311,6 +319,7 @@ class _Group:
             world_size=self.workers,
             device=CPU,
             node=self._nodes[rank],
+            homes=self._nodes,
             talk=Peer(talk, rank) if several else NoPeers(),
             peers={TRAIN: Peer(batches, rank) if several else NoPeers()},
             checkpoints=FolderCheckpointer(setup.storage, setup.name, setup.checkpoints, Peer(reports, rank)),

@@ -18,3 +18,11 @@ def test_a_random_schedule_loses_and_repeats_nothing(seed: int, monkeypatch: pyt
     assert not outcome.hung
     assert outcome.passes == {number: Counter(range(240)) for number in range(3)}
     assert (outcome.lost, outcome.repeated) == (0, 0)
+
+
+@pytest.mark.parametrize("seed", [*range(10), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(10, 110))])
+def test_several_feeds_lose_and_repeat_nothing(seed: int) -> None:
+    outcome = Rehearsal(seed, feeds=2 + seed % 2).go()
+    assert not outcome.hung
+    assert outcome.passes == {number: Counter(range(240)) for number in range(3)}
+    assert (outcome.lost, outcome.repeated) == (0, 0)
