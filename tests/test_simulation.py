@@ -92,7 +92,7 @@ def test_limits_have_closed_forms() -> None:
     link = 0.8 * HOST.network_gbps * 1e9 / 8 / 1e7
     assert float(steady(wide, fleet_of(1, 20), 64).samples_per_s) == pytest.approx(link + 3 / 0.01, rel=1e-6)
     # Bound by the hub: blocks a second times their rows.
-    many = job_of(core_seconds=0.001, hub=HubCost(), step_s=1e-3)
+    many = job_of(core_seconds=0.001, hub=HubCost(), feeds=1, step_s=1e-3)
     limit = flow(many, fleet_of(64, 300), local_batch=64)
     assert float(limit.hub) == pytest.approx(float(limit.rows_per_block) / HubCost().block_s(64))
     assert float(steady(many, fleet_of(64, 300), 64 * 64).samples_per_s) == pytest.approx(float(limit.hub), rel=1e-6)

@@ -56,7 +56,7 @@ class Job:
         replacement_s: until a node that was reclaimed is there again.
         restart_s: without steps when workers leave or join.
         hub: what a block costs the feed; None: nothing.
-        feeds: hubs among which the ranks are divided.
+        feeds: hubs among which the ranks are divided; None: as many as the product takes.
     """
 
     core_seconds: float
@@ -76,7 +76,7 @@ class Job:
     replacement_s: float = 300.0
     restart_s: float = 10.0
     hub: HubCost | None = None
-    feeds: int = 1
+    feeds: int | None = None
 
     def speed(self, kind: NodeType) -> float:
         """True speed of one core of this type."""

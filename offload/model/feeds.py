@@ -6,7 +6,9 @@ Where it stops: :mod:`offload.train.hub.division` says which ranks and cores eac
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,54 +26,36 @@ USUAL_CORE_SECONDS, USUAL_BYTES = 0.008, 150_552.0
 """The assumed cost of a sample before any is measured: an augmented JPEG of 224 × 224 pixels."""
 
 
-def feed_share(
-    feeds: ArrayLike,
-    *,
-    core_seconds: float,
-    sample_bytes: float,
-    cores: ArrayLike,
-    store_bytes: ArrayLike,
-    workers: ArrayLike,
-    local_batch_size: ArrayLike = 1,
-    block_s: float = HUB_BLOCK_S,
-) -> Floats:
-    """The share of the time in which each of so many feeds is busy while all cores are, over broadcast arrays; above 1, they keep the cores
-    waiting. ``block_s``: see :class:`offload.model.input_rate.InputRate`."""
-    number, all_cores = np.asarray(feeds, dtype=float), np.asarray(cores, dtype=float)
-    own = all_cores / number
-    # Each feed has its share of a node's object store, so that blocks are as large as with one feed.
-    rows = block_rows(core_seconds, sample_bytes, own, most_block_bytes(store_bytes, all_cores), local_batch_size)
-    blocks_per_s = own / (core_seconds * rows)
-    return np.asarray(blocks_per_s * block_s * hub_slowdown(np.asarray(workers, dtype=float) / number))
-
-
-def feeds_needed(
-    *,
-    core_seconds: float,
-    sample_bytes: float,
-    cores: ArrayLike,
-    store_bytes: ArrayLike,
-    workers: ArrayLike,
-    local_batch_size: ArrayLike = 1,
-    block_s: float = HUB_BLOCK_S,
-) -> NDArray[np.int64]:
-    """The fewest feeds that are busy for :data:`FEED_BUSY` of the time at most, over broadcast arrays. There are never more than workers,
-    and never so many that one had fewer than :data:`FEED_CORES` cores."""
-    needed: NDArray[np.int64] = np.full((), MOST_FEEDS)
-    for feeds in range(MOST_FEEDS, 0, -1):
-        share = feed_share(
-            feeds,
-            core_seconds=core_seconds,
-            sample_bytes=sample_bytes,
-            cores=cores,
-            store_bytes=store_bytes,
-            workers=workers,
-            local_batch_size=local_batch_size,
-            block_s=block_s,
-        )
-        needed = np.where(share <= FEED_BUSY, feeds, needed)
+def fewest_feeds(busy: Callable[[int], Floats], cores: ArrayLike, workers: ArrayLike) -> NDArray[np.int64]:
+    """The fewest feeds of which each is busy for :data:`FEED_BUSY` of the time at most, over broadcast arrays. There are never more than
+    workers, nor so many that one had fewer than :data:`FEED_CORES` cores. ``busy``: the share of the time for so many feeds."""
     most = np.minimum(np.floor(np.asarray(cores, dtype=float) / FEED_CORES), np.asarray(workers, dtype=float))
-    return np.asarray(np.clip(needed, 1, np.maximum(most, 1)).astype(np.int64))
+    share = busy(1)
+    feeds: NDArray[np.int64] = np.ones(np.broadcast(share, most).shape, dtype=np.int64)
+    for more in range(2, int(min(np.max(most, initial=1.0), MOST_FEEDS)) + 1):
+        too_busy = (share > FEED_BUSY) & (most >= more)
+        if not np.any(too_busy):
+            break
+        feeds, share = np.where(too_busy, more, feeds), np.where(too_busy, busy(more), share)
+    return feeds
+
+
+def feed_share(
+    feeds: int,
+    *,
+    core_seconds: float,
+    sample_bytes: float,
+    cores: int,
+    store_bytes: float,
+    workers: int,
+    local: int = 1,
+) -> Floats:
+    """The share of the time in which each of so many feeds is busy while all cores are; above 1, they keep the cores waiting. ``local``:
+    the local batch size."""
+    own = cores / feeds
+    # Each feed has its share of a node's object store, so that blocks are as large as with one feed.
+    rows = block_rows(core_seconds, sample_bytes, own, most_block_bytes(store_bytes, cores), local)
+    return np.asarray(own / (core_seconds * rows) * HUB_BLOCK_S * hub_slowdown(workers / feeds))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,15 +81,16 @@ class FeedRule:
         core_seconds, sample_bytes = cost or (USUAL_CORE_SECONDS, USUAL_BYTES)
         if not math.isfinite(core_seconds):  # nobody has made a sample here: all came from other runs
             core_seconds = USUAL_CORE_SECONDS
-        needed = feeds_needed(
+        share = partial(
+            feed_share,
             core_seconds=max(core_seconds, 1e-9),
             sample_bytes=sample_bytes,
             cores=cores,
             store_bytes=store_bytes,
             workers=workers,
-            local_batch_size=local_batch_size,
+            local=local_batch_size,
         )
-        return min(max(int(needed), self.least), most)
+        return min(max(int(fewest_feeds(share, cores, workers)), self.least), most)
 
 
 ONE_FEED = FeedRule(most=1)

@@ -13,6 +13,7 @@ from offload.errors import ConfigError
 from offload.model.blocks import STORE_SHARE, block_rows, hub_slowdown, most_block_bytes, room_with_hub
 from offload.model.catalog import NodeType, Shape
 from offload.model.checks import check_number
+from offload.model.feeds import fewest_feeds
 from offload.model.overlap import Floats, plain
 
 # CPU time that the daemons of two hosts spend on a byte that travels between them, measured on cores of speed 1: the two-host
@@ -33,7 +34,8 @@ class InputRate:
                  X_remote + b·X_local ≤ eta·ΣNIC_gpu / wire_bytes
         ingest   K · (samples/s that one worker can receive, collate and copy to its device)
         storage  bytes/s of the store / raw bytes per sample
-        hub      samples of a block / (hub_block_s · hub_slowdown(K)), as one process hands out all blocks (:mod:`offload.model.blocks`)
+        hub      F · samples of a block / (hub_block_s · hub_slowdown(K/F)) with F feeds, which hand out the blocks of K/F workers each
+                 (:mod:`offload.model.blocks`, :mod:`offload.model.feeds`)
 
     ``c_g`` are the cores of a node that preprocess: all cores of a CPU node, and those that workers leave free on a GPU node.
     A sample that travels from one node to another costs each of the two another ``remote_core_seconds_per_byte·wire_bytes/2``: what
@@ -54,7 +56,7 @@ class InputRate:
         storage_bytes_per_s: the rate at which the store delivers to all nodes together.
         host_cpus_per_worker: cores of a GPU node that each of its workers keeps for its own threads.
         remote_core_seconds_per_byte: CPU time of both ends together, on cores of speed 1.
-        hub_block_s: CPU time that the hub spends on a block, with 32 workers; 0: none.
+        hub_block_s: CPU time that a feed, such as the hub, spends on a block, with 32 workers; 0: none.
 
     Raises:
         ConfigError: for a value out of its range.
@@ -129,7 +131,7 @@ class InputRate:
         return np.stack(limits).astype(np.float64)
 
     def _hub(self, shape: Shape, workers: Floats, local_batch_size: ArrayLike) -> Floats:
-        """Samples/s of which one hub hands out the blocks. Tasks are sized for all cores alike, and cut to a node's store."""
+        """Samples/s of which the feeds of a run hand out the blocks. Tasks are sized for all cores alike, and cut to a node's store."""
         w, size = self.core_seconds_per_sample, self.wire_bytes_per_sample
         held = workers / sum(count for _, count in shape.of(gpu=True))
         groups = [
@@ -137,22 +139,27 @@ class InputRate:
             for kind, count in shape.nodes.items()
         ]
         stores = {kind: STORE_SHARE * kind.memory_gib * GIB for kind, _, _ in groups}
-        cores = sum(count * own for _, count, own in groups)
-        whole = block_rows(
-            w,
-            size,
-            cores,
-            most_block_bytes(sum(count * stores[kind] for kind, count, _ in groups), cores),
-            local_batch_size,
-        )
-        made, blocks = np.zeros(()), np.zeros(())
-        for kind, count, own in groups:
-            most = room_with_hub(most_block_bytes(stores[kind], own), w, size, cores)
-            room = np.maximum(np.floor(most / max(size, 1.0)), 1.0)
-            rate = count * self._node_rate(kind, own, 0.0)
-            made, blocks = made + rate, blocks + rate / np.minimum(whole, room)
-        rows = np.divide(made, blocks, out=np.ones(np.broadcast(made, blocks).shape), where=blocks > 0)
-        return np.asarray(rows / (self.hub_block_s * hub_slowdown(workers)))
+        cores = np.asarray(sum(count * own for _, count, own in groups))
+        most_bytes = most_block_bytes(sum(count * stores[kind] for kind, count, _ in groups), cores)
+        rates = [count * self._node_rate(kind, own, 0.0) for kind, count, own in groups]
+        made = np.asarray(sum(rates))
+        limits: dict[int, Floats] = {}
+
+        def busy(feeds: int) -> Floats:
+            whole = block_rows(w, size, cores / feeds, most_bytes, local_batch_size)
+            blocks = np.zeros(())
+            for (kind, _, own), rate in zip(groups, rates, strict=True):
+                most = room_with_hub(most_block_bytes(stores[kind], own), w, size, cores / feeds)
+                room = np.maximum(np.floor(most / max(size, 1.0)), 1.0)
+                blocks = blocks + rate / np.minimum(whole, room)
+            rows = np.divide(made, blocks, out=np.ones(np.broadcast(made, blocks).shape), where=blocks > 0)
+            limits[feeds] = np.asarray(feeds * rows / (self.hub_block_s * hub_slowdown(workers / feeds)))
+            return made / limits[feeds]
+
+        chosen, limit = fewest_feeds(busy, cores, workers), np.zeros(())
+        for feeds, of_feeds in limits.items():
+            limit = np.where(chosen == feeds, of_feeds, limit)
+        return np.asarray(limit)
 
     def _gpu_nodes(self, shape: Shape, workers: Floats) -> tuple[Floats, Floats, Floats]:
         """Samples/s preprocessed on the workers' own nodes, the share of them that travels to another such node, and the network of these
