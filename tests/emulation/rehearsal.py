@@ -44,6 +44,7 @@ from offload.train.driver.supervisor import Supervisor
 from offload.train.group import group as group_events
 from offload.train.group.group import Ended, GroupEvent, Joining, Plan
 from offload.train.group.in_worker import Main, Member, Report
+from offload.train.hub.calls import FeedLostError
 from offload.train.messages import TRAIN
 from offload.train.worker.assembly import training_loop
 from offload.train.worker.context import Context
@@ -132,8 +133,9 @@ class Rehearsal:
             if self._left <= 0 or self.random.random() > 0.06:
                 return None
             self._left -= 1
-            feeds = ("feed",) * (self.feeds - 1)
-            what = self.random.choice(("kill", "resize", "rebatch", "node", "drain", "job", "stop", *feeds))
+            # A drained node never comes back, and one on which two workers died gets no others: too many of both leave no node at all.
+            drain = "drain" if self.feeds == 1 else "feed"
+            what = self.random.choice(("kill", "resize", "rebatch", "node", drain, "job", "stop"))
             self.happened[what] += 1
             return what
 
@@ -301,6 +303,8 @@ class _Group:
         client = LocalClient(self.job.hub, lambda: self._killed or self.job.ended is not None)
         try:
             outcome = self._train(rank, client)
+        except FeedLostError as error:
+            self.tell(Ended(attempt=self.plan.attempt, rank=rank, report=Report(error=error)))
         except Exception as error:  # killed, or another rank was
             if not self._killed:
                 self.kill()

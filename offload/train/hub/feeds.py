@@ -195,8 +195,8 @@ class Feeds:
     def _division_of(self, key: PassKey, request: PassRequest) -> _Division:
         """The feeds of a pass, which stay the same until its end."""
         if key not in self._passes:
-            if key.name == TRAIN:
-                needed = self._needed(request.world_size, self._cost(), request.first_rows // request.world_size)
+            if key.name == TRAIN and (cost := self._cost()) is not None:
+                needed = self._needed(request.world_size, cost, request.first_rows // request.world_size)
                 # Only more: what the first epoch measured stays true, and processes that move between feeds start anew.
                 if needed > len(self._now.parts) and len(self._homes) == request.world_size:
                     self._divide_ranks(needed, self._now.others)
