@@ -72,7 +72,7 @@ class Pool:
 
     ``nodes``: the node of each core. If Ray chose the node, it could place one actor too many there, and a training worker would
     wait for its CPU forever. ``task_cpus``: the CPUs of each actor; ``runtime_env``: its runtime environment; ``processes``: starts the
-    actors where no Ray does.
+    actors where no Ray does; ``first``: the number of the first process.
 
     The pool replaces a process that dies, and other processes run its tasks. All state belongs to the pool's thread; other
     threads send it messages.
@@ -85,8 +85,9 @@ class Pool:
         source: TaskSource,
         runtime_env: Mapping[str, Any],
         processes: Processes | None = None,
+        first: int = 0,
     ) -> None:
-        self._source = source
+        self._source, self._first = source, first
         self._processes = processes or RayProcesses(task_cpus, runtime_env, reports=source.handle is not None)
         self._recipes: list[PackedRecipe] = []
         self._cores: list[_Core] = []
@@ -184,7 +185,7 @@ class Pool:
             news()
 
     def _new_core(self, node: str, replaced: int = 0, planned: int = 0) -> _Core:
-        me = lowest_free({core.number for core in self._cores}, max(planned, len(self._cores) + 1))
+        me = lowest_free({core.number for core in self._cores}, max(planned, len(self._cores) + 1), self._first)
         actor = self._new_actor(node, me)
         core = _Core(node=node, actor=actor, number=me.number, replaced=replaced, reserves=self.reserves)
         for recipe in self._recipes:

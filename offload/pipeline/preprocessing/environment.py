@@ -35,9 +35,9 @@ def begin(ordinal: Ordinal) -> None:
     _here = ordinal
 
 
-def lowest_free(taken: set[int], planned: int) -> Ordinal:
-    """The lowest number that none of the live processes has taken."""
-    number = next(i for i in range(len(taken) + 1) if i not in taken)
+def lowest_free(taken: set[int], planned: int, first: int = 0) -> Ordinal:
+    """The lowest number from ``first`` on that none of the live processes has taken."""
+    number = next(i for i in range(first, first + len(taken) + 1) if i not in taken)
     return Ordinal(number, max(planned, number + 1))
 
 

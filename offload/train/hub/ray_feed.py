@@ -6,15 +6,19 @@ This module does not import torch, as the hub's does not.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from offload.errors import RunError
 from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.feed.feed import Feed, FeedListener
 from offload.pipeline.pool.core_watch import CoreWatch, CpuUser
+from offload.pipeline.pool.pool import Pool
 from offload.report.events import CoresShared, RunEvent, WaitsForCpus
 from offload.train.cluster.holdings import worker_title
 from offload.train.hub.actor import collect_seldom, take_turns
+
+PROCESSES = 1 << 16  # of a feed, at most: no two of a run may have the same number
 
 
 class Preprocessing(CpuUser):
@@ -59,13 +63,15 @@ class RayFeed(Feed):
     Args:
         run: the run's name on the cluster.
         hub: the hub's handle.
+        number: a number that no other feed of the run has had, from 1.
     """
 
-    def __init__(self, run: str, streams: dict[str, FeedDataset], cores: Cores, hub: Any) -> None:
+    def __init__(self, run: str, streams: dict[str, FeedDataset], cores: Cores, hub: Any, number: int) -> None:
         take_turns()
         collect_seldom()
         self._title = f"{run} feed"
-        super().__init__(streams, cores, handle=hub, listener=_ToHub(hub))
+        pool = partial(Pool, first=number * PROCESSES)
+        super().__init__(streams, cores, pool=pool, handle=hub, listener=_ToHub(hub))
         CoreWatch(Preprocessing(self, hub.note.remote, run)).start()
 
     def __repr__(self) -> str:

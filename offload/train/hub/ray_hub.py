@@ -39,6 +39,7 @@ class RayHub(Hub):
         self._handle, self._here = context.current_actor, context.get_node_id()
         self._streams = streams
         self._stored: Any = None
+        self._started = 0  # feeds beside its own
         self._threads = (terms or FeedTerms()).threads
         super().__init__(streams, cores, nodes, run_dir, title=title, handle=self._handle, terms=terms)
         CoreWatch(Preprocessing(self.feed, self.board.note, self._run)).start()
@@ -51,6 +52,7 @@ class RayHub(Hub):
     def _start_feed(self, cores: Cores) -> Any:
         if self._stored is None:
             self._stored = ray.put(self._streams)
+        self._started += 1
         feed: Any = ray.remote(RayFeed)
         return feed.options(
             # Unlike any of an earlier run of this name, whose feeds may still be ending.
@@ -61,7 +63,7 @@ class RayHub(Hub):
             max_concurrency=self._threads,
             enable_task_events=False,
             runtime_env=dict(cores.runtime_env) or None,
-        ).remote(self._run, self._stored, cores, self._handle)
+        ).remote(self._run, self._stored, cores, self._handle, self._started)
 
     def _end_feed(self, feed: Any) -> None:
         ray.kill(feed)

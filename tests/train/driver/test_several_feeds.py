@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
 import ray.train
@@ -15,6 +17,7 @@ import offload
 from offload.model.feeds import FeedRule
 from offload.report.run_dir import read_lines
 from offload.train.driver import run as run_module
+from tests.conftest import LOGICAL_CPUS
 from tests.emulation.history import each_pass, log_batch, read_history
 from tests.emulation.numbers import Line
 from tests.helpers import eventually
@@ -23,6 +26,14 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.ma
 
 SAMPLES, EPOCHS = 403, 3
 EACH_ONCE = {epoch: Counter(range(SAMPLES)) for epoch in range(EPOCHS)}
+
+
+class Numbered(Line):
+    """Samples that also tell the process that made them, and its number in the run."""
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        info: Any = torch.utils.data.get_worker_info()
+        return {**super().__getitem__(i), "process": np.int64(os.getpid()), "number": np.int64(info.id)}
 
 
 def feeds() -> list[tuple[str, str]]:
@@ -44,6 +55,9 @@ def train(ctx: offload.Context) -> None:
                 ctx._loop.committer.commit("interval")
                 raise ValueError("no such colour")
             log_batch(ctx, batch, folder, ctx.config["round"])
+            with open(folder / f"processes of run {ctx.config['round']}", "a") as file:
+                pairs = zip(batch["number"].tolist(), batch["process"].tolist(), strict=True)
+                file.writelines(f"{number} {process}\n" for number, process in pairs)
             marker = folder / f"done-{step}"
             if ctx.rank == 0 and step in ctx.config["at"] and not marker.exists():
                 marker.write_text("\n".join(name for name, _ in feeds()))
@@ -76,7 +90,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(run_module, "FEED_RULE", FeedRule(least=number))
         return offload.Trainer(
             train,
-            datasets={"train": offload.from_torch(Line(SAMPLES, noise=1.0))},
+            datasets={"train": offload.from_torch(Numbered(SAMPLES, noise=1.0))},
             scaling_config=ray.train.ScalingConfig(resources_per_worker={"CPU": 0.5}),
             train_loop_config={
                 "log": str(log),
@@ -113,6 +127,12 @@ def test_a_run_resumes_in_the_middle_of_an_epoch(run: Any, tmp_path: Path, befor
     assert run(after, at={40: 3}).status == "finished"
     assert len((tmp_path / "log" / "done-40").read_text().splitlines()) == after - 1
     assert each_pass(read_history(tmp_path / "log")) == EACH_ONCE
+    for round_, number in ((0, before), (1, after)):
+        lines = (tmp_path / "log" / f"processes of run {round_}").read_text().splitlines()
+        processes = {(int(of_run), int(pid)) for of_run, pid in map(str.split, lines)}
+        numbers = sorted(of_run for of_run, _ in processes)
+        assert len(set(numbers)) == len(processes), "no two processes of a run have the same number"
+        assert (numbers[-1] < LOGICAL_CPUS) == (number == 1)
 
 
 def test_feeds_and_their_preprocessing_end_with_the_hub(run: Any, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,6 +102,16 @@ def test_a_change_of_the_cores_that_arrives_behind_a_newer_one_changes_nothing(h
     hub.reshape(("a", "b"), STORES, 10.0, 2)
     hub.reshape(("a", "a", "b", "b"), STORES, 10.0, 1)
     assert shares(hub) == [{"a": 1}, {"b": 1}]
+
+
+def test_a_node_has_one_sender_whichever_feed_has_its_cores(hub: LocalHub) -> None:
+    """Workers ask the hub for the sender of any node, and the hub's own feed has no cores on some."""
+    for name, feed in (("own", hub.feed), ("other", hub.others[0].feed)):
+        senders: Any = SimpleNamespace(of=lambda node, name=name: f"{name} {node}", end_unused=lambda: None)
+        feed._senders = senders
+    assert [hub.sender(node) for node in ("a", "b")] == ["own a", "other b"]
+    hub.reshape(("a",) * 4, STORES, 10.0, 1)
+    assert hub.sender("a") == "own a"
 
 
 def test_the_driver_reads_of_all_feeds(hub: LocalHub) -> None:
