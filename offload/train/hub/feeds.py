@@ -5,8 +5,8 @@ Where it stops: :mod:`offload.model.feeds` says how many there are, and :mod:`of
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -40,8 +40,10 @@ class _Other:
         """The measurements, as of the last call: the driver's question must not wait for another process."""
         if self._asked is not None and self._asked.done():
             asked, self._asked = self._asked, None
-            with contextlib.suppress(FeedLostError):  # its ranks say so
+            try:
                 self._supply = asked.result()
+            except FeedLostError:  # its ranks say so
+                self._supply = dataclasses.replace(self._supply, let_go=sys.maxsize)  # its cores are free
         if self._asked is None:
             self._asked = self.feed.supply()
         return self._supply
@@ -88,6 +90,8 @@ class Feeds:
         self._lock = threading.Lock()  # guards all that follows
         self._reshaped = 0  # the driver's newest number
         self._divided = 0  # a number for each division of the cores
+        self._newest = 0, 0  # the driver's newest number, and that of the division which follows from it
+        self._let_go = 0  # the driver's number of the newest change that all feeds have carried out
         self._passes: dict[PassKey, _Division] = {}
         self._ended = Counter[str]()  # the CPU seconds of feeds that have ended, by node
         parts = parts_of(self._needed(len(terms.homes), None), len(terms.homes))
@@ -140,10 +144,12 @@ class Feeds:
 
     def supply(self) -> Supply:
         """See :meth:`Feed.supply`: the sums of what all feeds have and do, and medians of what concerns a sample."""
-        others = self._now.others
-        if not (others or self._ended):
-            return self.own.supply()
-        return merged([self.own.supply(), *(other.supply() for other in others)], self._ended)
+        supplies = [self.own.supply(), *(other.supply() for other in self._now.others)]
+        number, divided_as = self._newest  # without the lock, which somebody may hold who waits for another feed
+        if all(supply.let_go >= divided_as for supply in supplies):
+            self._let_go = number
+        whole = merged(supplies, self._ended) if len(supplies) > 1 or self._ended else supplies[0]
+        return dataclasses.replace(whole, let_go=self._let_go)
 
     # -- the workers -----------------------------------------------------------------------------------------------
 
@@ -239,6 +245,7 @@ class Feeds:
         now = self._now
         own, *shares = divided(self._cores, now.parts, self._homes)
         self._divided += 1
+        self._newest = self._reshaped, self._divided
         pending: list[Pending[bool]] = []
         for other, share in zip(now.others, shares, strict=True):
             if not share.nodes and self._cores.nodes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -102,6 +103,20 @@ def test_a_change_of_the_cores_that_arrives_behind_a_newer_one_changes_nothing(h
     hub.reshape(("a", "b"), STORES, 10.0, 2)
     hub.reshape(("a", "a", "b", "b"), STORES, 10.0, 1)
     assert shares(hub) == [{"a": 1}, {"b": 1}]
+
+
+def test_a_change_of_the_cores_is_carried_out_once_all_feeds_have_let_go(hub: LocalHub) -> None:
+    assert hub.read(0).let_go == 0
+    other = hub.others[0].feed
+    released, other.pool.reshape = threading.Event(), lambda: released
+    hub.reshape(("a", "b"), STORES, 0.0, 3)
+    eventually(lambda: hub.read(0).cores[0] == 2)
+    assert hub.read(0).let_go == 0
+    released.set()
+    eventually(lambda: hub.read(0).let_go == 3)
+    hub.others[0].kill()
+    hub.reshape(("a",), STORES, 0.0, 4)
+    eventually(lambda: hub.read(0).let_go == 4)
 
 
 def test_a_node_has_one_sender_whichever_feed_has_its_cores(hub: LocalHub) -> None:
