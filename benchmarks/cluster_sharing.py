@@ -13,10 +13,10 @@ minimises the simulator's own objective from the simulator's own start, with a s
 each. And a job's input may limit it: half of the jobs (``--input-bound``) need as many cores for each GPU as Synergy measured for five
 image models, the others one, of 3 that there are.
 
-Policies: ``joint`` chooses workers and cores together. ``shorter`` is the same with ``Rules(shorter_first=0.35)``: it knows how many epochs
-each job is to train, and jobs count more that end sooner. ``proportional`` chooses workers as if no job had an input, and gives each GPU
-its 3 cores. ``tuned`` is the same, after which each node's jobs leave the cores that they do not need to those that need more, as Synergy's
-tuning does. The last two take workers from this project's solver of Pollux's objective, not from Pollux's genetic search.
+Policies: ``joint`` chooses workers and cores together. ``shorter`` is the same with ``Rules(shorter_first=0.35, fairness=0)``: it knows how
+many epochs each job is to train, and jobs count more that end sooner. ``proportional`` chooses workers as if no job had an input, and gives
+each GPU its 3 cores. ``tuned`` is the same, after which each node's jobs leave the cores that they do not need to those that need more, as
+Synergy's tuning does. The last two take workers from this project's solver of Pollux's objective, not from Pollux's genetic search.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ import sys
 import time
 import types
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ CORES_OF_OTHERS = 1.0  # for each GPU: Synergy's language models
 COUNTS = ("num_nodes", "num_replicas")  # what the simulator calls N and K
 POLICIES = ("joint", "shorter", "proportional", "tuned")
 JOINT = ("joint", "shorter")
-SHORTER_FIRST = 0.35
+SHORTER_FIRST, ITS_FAIRNESS = 0.35, 0.0
 
 
 class Unusable(click.ClickException):
@@ -318,8 +319,7 @@ class Sharing:
         ]
         jobs = [self._job(by_name[name], info, present.get(name, [])) for name, info in infos.items()]
         began = time.perf_counter()
-        shorter_first = SHORTER_FIRST if self.policy == "shorter" else 0.0
-        shared = allocate(jobs, cluster, Rules(first_cores=CORES_PER_GPU, shorter_first=shorter_first))
+        shared = allocate(jobs, cluster, rules_of(self.policy, first_cores=CORES_PER_GPU))
         self.seconds.append(time.perf_counter() - began)
         placed = {
             name: [int(node) for node, count in sorted(a.holding.workers.items()) for _ in range(count)]
@@ -473,6 +473,12 @@ def noise(job: Any) -> GradientNoise:
     return GradientNoise(
         sqr=max(float(sqr), 0.0), var=max(float(var), 0.0), batch_size=float(job.application.init_batch_size)
     )
+
+
+def rules_of(policy: str, *, first_cores: int) -> Rules:
+    """The rules of a policy."""
+    rules = Rules(first_cores=first_cores)
+    return replace(rules, shorter_first=SHORTER_FIRST, fairness=ITS_FAIRNESS) if policy == "shorter" else rules
 
 
 def work_left(job: Any, application: Any) -> float:

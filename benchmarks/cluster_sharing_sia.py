@@ -37,18 +37,18 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
 
 from benchmarks.cluster_sharing import (
-    SHORTER_FIRST,
     Fits,
     Results,
     Unusable,
     on_current_versions,
+    rules_of,
     step_time_of,
     triangulated_once,
     work_left,
 )
 from offload.model import GradientNoise, StepTime
 from offload.model.allocation.allocate import allocate
-from offload.model.allocation.values import Holding, Job, Rules
+from offload.model.allocation.values import Holding, Job
 from offload.model.placement import NodeResources, WorkerResources
 
 KINDS = {"aws": (6, 4), "dgx-ext": (2, 8), "rtx": (3, 8)}  # nodes and GPUs of a node: the checkout's default
@@ -82,7 +82,7 @@ class Simulator:
     def policy(self, name: str) -> Any:
         """One of ``POLICIES``."""
         if name != "sia":
-            return Sharing(shorter_first=SHORTER_FIRST if name == "shorter" else 0.0)
+            return Sharing(name)
         # The checkout's run_experiment.sh.
         return self.sia.SiaPolicy(
             p_fairness=-0.5,
@@ -101,9 +101,9 @@ def _module(name: str) -> Any:
 class Sharing:
     """This project's allocation in the place of Sia's."""
 
-    def __init__(self, *, shorter_first: float) -> None:
+    def __init__(self, policy: str) -> None:
         self.cluster: Any = None
-        self._rules = Rules(first_cores=0, shorter_first=shorter_first)
+        self._rules = rules_of(policy, first_cores=0)
         self._nodes = [
             NodeResources(name=f"{kind}/{i}", cpus=0.0, gpus=gpus, gpu_type=kind)
             for kind, (nodes, gpus) in KINDS.items()
@@ -265,8 +265,12 @@ def _timed(decide: Callable[..., Any], seconds: list[float]) -> Callable[..., An
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Of each policy, over the workloads that all have run."""
-    by_policy = {name: {row["workload"]: row for row in rows if row["policy"] == name} for name in POLICIES}
-    all_ran = sorted(set.intersection(*(set(of) for of in by_policy.values())))
+    by_policy = {
+        name: {row["workload"]: row for row in rows if row["policy"] == name}
+        for name in POLICIES
+        if any(row["policy"] == name for row in rows)
+    }
+    all_ran = sorted(set.intersection(*(set(of) for of in by_policy.values()))) if by_policy else []
     if not all_ran:
         return {}
     return {

@@ -130,9 +130,9 @@ def sia_info(**changes: Any) -> Any:
     return SimpleNamespace(cluster_throughput_ratios=ratios, **values | changes)
 
 
-@pytest.mark.parametrize("shorter_first", [0.0, 0.35])
-def test_gpus_of_three_types_are_shared_and_who_starts_is_let_start(shorter_first: float) -> None:
-    sharing = cluster_sharing_sia.Sharing(shorter_first=shorter_first)
+@pytest.mark.parametrize("policy", ["joint", "shorter"])
+def test_gpus_of_three_types_are_shared_and_who_starts_is_let_start(policy: str) -> None:
+    sharing = cluster_sharing_sia.Sharing(policy)
     names = [f"job-{i}" for i in range(40)]
     sharing.cluster = SimpleNamespace(jobs=[sia_job(name, ("rtx",) if i % 3 else ()) for i, name in enumerate(names)])
     infos = {name: sia_info(scaling_underway=name == "job-1") for name in names}
