@@ -3,7 +3,7 @@
     git clone --branch osdi21-artifact https://github.com/petuum/adaptdl CHECKOUT
     pip install autograd
     python benchmarks/cluster_sharing.py --pollux CHECKOUT --load 1.0 -o benchmarks/results/cluster_sharing.json
-    python benchmarks/cluster_sharing.py --pollux CHECKOUT --input-bound --policy joint --policy shorter --policy proportional
+    python benchmarks/cluster_sharing.py --pollux CHECKOUT --input-bound --policy joint --policy shorter [...]
 
 Set OPENBLAS_NUM_THREADS=1: with more threads, small matrices take longer. Rows that the file holds are not simulated again.
 
