@@ -110,7 +110,8 @@ class Feeds:
                 return True
             self._reshaped = self._reshaped if number is None else number
             self._cores = dataclasses.replace(self._cores, nodes=nodes, stores=stores)
-            self._working = {node for node in self._working if node in self._cores.by_node}
+            # In one step: a node may make its first block meanwhile.
+            self._working = self._working.intersection(self._cores.by_node)
             own, divided_as, pending = self._divide_cores(timeout_s)
         released = [self.own.reshape(own.nodes, own.stores, timeout_s, divided_as)]
         for answer in pending:

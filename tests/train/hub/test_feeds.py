@@ -152,6 +152,23 @@ def test_a_node_that_works_for_two_feeds_is_told_once(hub: LocalHub) -> None:
     assert told() == ["a", "b", "a"], "it has left meanwhile"
 
 
+def test_a_node_may_make_its_first_block_while_the_cores_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever looks at a node lets others make their first blocks here. In a run, the thread of a pool does."""
+
+    class Noted(Counter[str]):
+        def __contains__(self, node: object) -> bool:
+            alone.works(f"beside {node}")
+            return super().__contains__(node)
+
+    streams = {TRAIN: FeedDataset(recipe=None, rows=list_torch_dataset(range(640)).rows)}  # type: ignore[arg-type]
+    alone = LocalHub(streams, Cores(nodes=("a", "b"), task_cpus=1.0, stores=STORES), FeedRule())
+    for node in ("a", "b"):
+        alone.works(node)
+    monkeypatch.setattr(Cores, "by_node", property(lambda cores: Noted(cores.nodes)))
+    assert alone.reshape(("a",), STORES, 10.0, 1)
+    alone.close()
+
+
 def test_sums_of_what_feeds_have_and_medians_of_what_a_sample_costs() -> None:
     rates = [{"core_seconds_per_sample": cost, "input_pace_samples_per_s": 10 * cost} for cost in (1.0, 2.0, 9.0)]
     supplies = [
