@@ -38,23 +38,26 @@ class _Other:
 
     def supply(self) -> Supply:
         """The measurements, as of the last call: the driver's question must not wait for another process."""
-        if self._asked is not None and self._asked.done():
-            asked, self._asked = self._asked, None
+        asked = self._asked  # once: another thread may ask at the same time
+        if asked is not None and not asked.done():
+            return self._supply
+        if asked is not None:
             try:
                 self._supply = asked.result()
             except FeedLostError:  # its ranks say so
                 self._supply = dataclasses.replace(self._supply, let_go=sys.maxsize)  # its cores are free
-        if self._asked is None:
-            self._asked = self.feed.supply()
+        self._asked = self.feed.supply()
         return self._supply
 
 
 @dataclasses.dataclass(frozen=True)
 class _Division:
-    """The ranks of each feed, and the feeds beside the hub's own, in the same order."""
+    """The ranks of each feed, and the feeds beside the hub's own, in the same order. ``ended``: the CPU seconds of feeds that have ended
+    before, by node."""
 
     parts: tuple[Part, ...] = (WHOLE,)
     others: tuple[_Other, ...] = ()
+    ended: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def of_rank(self, rank: int) -> int:
         """The number of a rank's feed, from 0, the hub's own."""
@@ -93,7 +96,6 @@ class Feeds:
         self._newest = 0, 0  # the driver's newest number, and that of the division which follows from it
         self._let_go = 0  # the driver's number of the newest change that all feeds have carried out
         self._passes: dict[PassKey, _Division] = {}
-        self._ended = Counter[str]()  # the CPU seconds of feeds that have ended, by node
         parts = parts_of(self._needed(len(terms.homes), None), len(terms.homes))
         shares = divided(cores, parts, terms.homes)
         self.own = own(shares[0])
@@ -145,11 +147,13 @@ class Feeds:
 
     def supply(self) -> Supply:
         """See :meth:`Feed.supply`: the sums of what all feeds have and do, and medians of what concerns a sample."""
-        supplies = [self.own.supply(), *(other.supply() for other in self._now.others)]
+        own = self.own.supply()
+        now = self._now
+        supplies = [own, *(other.supply() for other in now.others)]
         number, divided_as = self._newest  # without the lock, which somebody may hold who waits for another feed
         if all(supply.let_go >= divided_as for supply in supplies):
             self._let_go = number
-        whole = merged(supplies, self._ended) if len(supplies) > 1 or self._ended else supplies[0]
+        whole = merged(supplies, now.ended) if now.others or now.ended else own
         return dataclasses.replace(whole, let_go=self._let_go)
 
     # -- the workers -----------------------------------------------------------------------------------------------
@@ -162,8 +166,6 @@ class Feeds:
             self._homes = tuple(homes)
             begun = [(other, other.feed.begin(attempt)) for other in self._now.others]
             alive = [other for other, answer in begun if _lives(answer)]
-            for lost in (other for other in self._now.others if other not in alive):
-                self._forget(lost)
             self._divide_ranks(self._needed(len(homes), self._cost()), alive)
         self.own.begin(attempt)
 
@@ -230,14 +232,17 @@ class Feeds:
     def _divide_ranks(self, feeds: int, alive: Sequence[_Other]) -> None:
         """Divide the ranks among so many feeds, and the cores as well."""
         parts = parts_of(feeds, len(self._homes))
-        if (parts, tuple(alive)) == (self._now.parts, self._now.others) and len(parts) == 1:
+        before = self._now
+        if (parts, tuple(alive)) == (before.parts, before.others) and len(parts) == 1:
             return
-        for surplus in alive[feeds - 1 :]:
-            self._forget(surplus)
-            self._end(surplus.feed.actor)
+        staying, surplus = alive[: feeds - 1], alive[feeds - 1 :]
         shares = divided(self._cores, parts, self._homes)
-        new = [self._started(share) for share in shares[len(alive[: feeds - 1]) + 1 :]]
-        self._now = _Division(parts, (*alive[: feeds - 1], *new))
+        new = [self._started(share) for share in shares[len(staying) + 1 :]]
+        # In one step: the driver reads meanwhile, and what feeds have spent counts once.
+        ended = _with_spent(before.ended, [other for other in before.others if other not in staying])
+        self._now = _Division(parts, (*staying, *new), ended)
+        for other in surplus:
+            self._end(other.feed.actor)
         own, divided_as, _ = self._divide_cores()
         self.own.reshape(own.nodes, own.stores, 0.0, divided_as)
 
@@ -259,10 +264,14 @@ class Feeds:
     def _started(self, share: Cores) -> _Other:
         return _Other(OtherFeed(self._start(share)), share)
 
-    def _forget(self, ended: _Other) -> None:
-        """Count what a feed has spent, now that it tells no more: sums must not fall."""
-        for node, (_, cpu_s) in ended.supply().spent.items():
-            self._ended[node] += cpu_s  # type: ignore[assignment]  # a counter adds up seconds as well
+
+def _with_spent(before: Mapping[str, float], ended: Sequence[_Other]) -> dict[str, float]:
+    """The CPU seconds by node, and what these feeds have spent, now that they tell no more: sums must not fall."""
+    seconds = dict(before)
+    for other in ended:
+        for node, (_, cpu_s) in other.supply().spent.items():
+            seconds[node] = seconds.get(node, 0.0) + cpu_s
+    return seconds
 
 
 def _lives(answer: Pending[None]) -> bool:

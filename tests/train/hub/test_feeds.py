@@ -82,6 +82,50 @@ def test_the_next_group_has_another_feed_in_place_of_one_that_has_ended(hub: Loc
     assert again.feed is not lost
 
 
+def test_what_an_ended_feed_has_spent_counts_once_at_any_time(hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver reads while the next group begins."""
+    hub.others[0].feed.meters[TRAIN].add(BLOCK)
+    eventually(lambda: hub.read(0).spent["b"] == (3, 1.0))
+    hub.others[0].kill()
+    start, read = hub.feeds._start, list[float]()
+
+    def started(cores: Cores) -> Any:
+        read.append(hub.read(0).spent["b"][1])
+        return start(cores)
+
+    monkeypatch.setattr(hub.feeds, "_start", started)
+    hub.begin_group(2, HOMES)
+    assert [*read, hub.read(0).spent["b"][1]] == [1.0, 1.0]
+
+
+def test_two_threads_may_read_of_a_feed_at_once(hub: LocalHub) -> None:
+    """The driver reads, and a group that begins looks at what the feeds have spent."""
+    other, answered = hub.feeds._now.others[0], Supply(process_bytes=1)
+    taken, go_on = threading.Event(), threading.Event()
+    beside = threading.Thread(target=other.supply)
+
+    class Asked:
+        """An answer that another thread takes while this one looks whether it is there."""
+
+        def done(self) -> bool:
+            if beside.ident is None:
+                beside.start()
+                assert taken.wait(300)
+            return True
+
+        def result(self) -> Supply:
+            if threading.current_thread() is beside:
+                taken.set()
+                assert go_on.wait(300)
+            return answered
+
+    asked: Any = Asked()
+    other._asked = asked
+    assert other.supply() is answered
+    go_on.set()
+    beside.join(300)
+
+
 def test_a_smaller_group_has_fewer_feeds(hub: LocalHub) -> None:
     hub.begin_group(2, ("b",))
     assert shares(hub) == [{"a": 3, "b": 3}]
