@@ -221,7 +221,7 @@ class Hub(FeedListener):
 
     def given_up(self, node: str, what: str, seconds: float) -> None:
         """Report that a preprocessing process ends because nothing can interrupt its call."""
-        self.feed.given_up(self.address(node), what, seconds)
+        self.feeds.given_up(self.address(node), what, seconds)
 
     def works(self, node: str) -> None:
         """Report that a node has begun to preprocess, once for all feeds."""

@@ -114,6 +114,10 @@ class OtherFeed(RankCalls):
         """See :meth:`Feed.sender`."""
         return self._ask(Feed.sender, node)
 
+    def given_up(self, node: str, what: str, seconds: float) -> None:
+        """See :meth:`Feed.given_up`. Does not wait."""
+        self._start(Feed.given_up, node, what, seconds)
+
     def _start(self, method: Callable[Concatenate[Any, _P], _T], *args: _P.args, **named: _P.kwargs) -> Pending[_T]:
         return _OfOtherFeed(super()._start(method, *args, **named))
 

@@ -95,6 +95,7 @@ class Feeds:
         self._divided = 0  # a number for each division of the cores
         self._newest = 0, 0  # the driver's newest number, and that of the division which follows from it
         self._let_go = 0  # the driver's number of the newest change that all feeds have carried out
+        self._local_batch_size = 1  # of the newest training pass
         self._passes: dict[PassKey, _Division] = {}
         parts = parts_of(self._needed(len(terms.homes), None), len(terms.homes))
         shares = divided(cores, parts, terms.homes)
@@ -193,6 +194,13 @@ class Feeds:
                     return sender
         return self.own.sender(node)
 
+    def given_up(self, node: str, what: str, seconds: float) -> None:
+        """See :meth:`Feed.given_up`. All feeds fail: nobody knows whose process it is, and one whose ranks have all they need would not
+        tell them."""
+        self.own.given_up(node, what, seconds)
+        for other in self._now.others:
+            other.feed.given_up(node, what, seconds)
+
     # -- the other feeds -------------------------------------------------------------------------------------------
 
     def works(self, node: str) -> bool:
@@ -204,8 +212,10 @@ class Feeds:
     def _division_of(self, key: PassKey, request: PassRequest) -> _Division:
         """The feeds of a pass, which stay the same until its end."""
         if key not in self._passes:
+            if key.name == TRAIN:
+                self._local_batch_size = request.first_rows // request.world_size
             if key.name == TRAIN and (cost := self._cost()) is not None:
-                needed = self._needed(request.world_size, cost, request.first_rows // request.world_size)
+                needed = self._needed(request.world_size, cost)
                 # Only more: what the first epoch measured stays true, and processes that move between feeds start anew.
                 if needed > len(self._now.parts) and len(self._homes) == request.world_size:
                     self._divide_ranks(needed, self._now.others)
@@ -214,14 +224,14 @@ class Feeds:
                 del self._passes[old]
         return self._passes[key]
 
-    def _needed(self, ranks: int, cost: tuple[float, float] | None, local_batch_size: int = 1) -> int:
+    def _needed(self, ranks: int, cost: tuple[float, float] | None) -> int:
         """The number of feeds for so many ranks; 1 if their number is unknown."""
         return self._terms.rule.feeds(
             cores=self._cores.cores,
             workers=ranks,
             store_bytes=self._cores.store_bytes,
             cost=cost,
-            local_batch_size=local_batch_size,
+            local_batch_size=self._local_batch_size,
         )
 
     def _cost(self) -> tuple[float, float] | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from offload.errors import RunError
 from offload.model.feeds import FeedRule
 from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.feed.feed import Supply
@@ -141,6 +142,38 @@ def test_a_feed_for_which_no_core_is_left_ends(hub: LocalHub) -> None:
     assert hub.others[0].killed
     hub.begin_group(2, HOMES)
     assert shares(hub) == [{"a": 1}]
+
+
+def test_a_sample_that_nothing_can_interrupt_fails_the_passes_of_all_feeds(hub: LocalHub) -> None:
+    """The processes of all feeds report to the hub."""
+    for rank, home in enumerate(HOMES):
+        hub.open(KEY, REQUEST, rank, home)
+    hub.given_up("b", "sample 7", 3.0)
+    with pytest.raises(RunError, match="sample 7 on b took longer"):
+        hub.next_slices(KEY, 0)
+    other = hub.others[0].feed
+    eventually(lambda: other._passes[KEY].error is not None)
+    with pytest.raises(RunError, match="sample 7 on b took longer"):
+        other.next_slices(KEY, 0)
+
+
+def test_the_next_group_counts_its_feeds_with_the_batches_of_the_last_one() -> None:
+    """Otherwise, feeds would end with each group, and start again with its first pass."""
+
+    class ForLargeBatches(FeedRule):
+        def feeds(self, *, local_batch_size: int = 1, **of_run: Any) -> int:
+            return 2 if local_batch_size == 16 else 1
+
+    streams = {TRAIN: FeedDataset(recipe=None, rows=list_torch_dataset(range(640)).rows, shuffle=True)}  # type: ignore[arg-type]
+    hub = LocalHub(streams, Cores(nodes=("a",) * 3 + ("b",) * 3, task_cpus=1.0, stores=STORES), ForLargeBatches())
+    hub.begin_group(1, HOMES)
+    hub.feed.meters[TRAIN].add(BLOCK)
+    hub.open(KEY, REQUEST, 0, "a")
+    assert [other.killed for other in hub.others] == [False]
+    hub.begin_group(2, HOMES)
+    hub.open(PassKey(attempt=2, name=TRAIN, number=0), REQUEST, 0, "a")
+    assert [other.killed for other in hub.others] == [False]
+    hub.close()
 
 
 def test_a_change_of_the_cores_that_arrives_behind_a_newer_one_changes_nothing(hub: LocalHub) -> None:
