@@ -246,11 +246,17 @@ class Feed:
         Return whether the surplus cores finished their last tasks in time. ``number``: a serial number. Ray does not keep the order of
         calls: one that arrives behind a call with a higher number changes nothing.
         """
+        return self.begin_reshape(nodes, stores, number)(timeout_s)
+
+    def begin_reshape(
+        self, nodes: tuple[str, ...], stores: Mapping[str, float], number: int | None = None
+    ) -> Callable[[float], bool]:
+        """As :meth:`reshape`, but return a function at once, which waits for so many seconds for the surplus cores."""
         with self.lock:
             if number is not None:
                 # The newer call has set the cores already. This one has nothing to wait for.
                 if number < self._reshaped:
-                    return True
+                    return lambda timeout_s: True
                 self._reshaped = number
             # A failure of the old cores says nothing about the new ones: passes that begin from now on may work.
             self.cores, self._failure = dataclasses.replace(self.cores, nodes=nodes, stores=stores), None
@@ -258,9 +264,13 @@ class Feed:
                 meter.reshaped()
             surplus = self._surplus = [engine.reshape() for engine in self._engines]
         self._senders.end_unused()
-        until = time.monotonic() + timeout_s
-        # Outside the lock: the surplus cores must be able to hand in their last blocks.
-        return all(released.wait(max(until - time.monotonic(), 0.0)) for released in surplus)
+
+        def wait(timeout_s: float) -> bool:
+            until = time.monotonic() + timeout_s
+            # Outside the lock: the surplus cores must be able to hand in their last blocks.
+            return all(released.wait(max(until - time.monotonic(), 0.0)) for released in surplus)
+
+        return wait
 
     def starving(self) -> str:
         """The data set for whose blocks workers wait while no preprocessing process runs, or while Ray Data makes them; empty if they wait

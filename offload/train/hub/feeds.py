@@ -116,7 +116,9 @@ class Feeds:
             # In one step: a node may make its first block meanwhile.
             self._working = self._working.intersection(self._cores.by_node)
             own, divided_as, pending = self._divide_cores(timeout_s)
-        released = [self.own.reshape(own.nodes, own.stores, timeout_s, divided_as)]
+            # Begun here: behind a division that more feeds need, it would have nothing to wait for.
+            wait = self.own.begin_reshape(own.nodes, own.stores, divided_as)
+        released = [wait(timeout_s)]
         for answer in pending:
             try:
                 released.append(answer.result())
@@ -254,7 +256,7 @@ class Feeds:
         for other in surplus:
             self._end(other.feed.actor)
         own, divided_as, _ = self._divide_cores()
-        self.own.reshape(own.nodes, own.stores, 0.0, divided_as)
+        self.own.begin_reshape(own.nodes, own.stores, divided_as)
 
     def _divide_cores(self, timeout_s: float = 0.0) -> tuple[Cores, int, list[Pending[bool]]]:
         """Give each other feed its share of the cores. Return the own feed's, the number of this division, and the others' answers."""

@@ -182,6 +182,32 @@ def test_a_change_of_the_cores_that_arrives_behind_a_newer_one_changes_nothing(h
     assert shares(hub) == [{"a": 1}, {"b": 1}]
 
 
+def test_another_feed_that_starts_meanwhile_does_not_end_the_wait_for_surplus_cores(
+    hub: LocalHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next pass may need another feed just when the driver changes the cores."""
+    feed, begin, surplus = hub.feed, hub.feed.begin_reshape, threading.Event()
+    feed.pool.reshape = lambda: surplus  # type: ignore[method-assign, union-attr]
+
+    def grow() -> None:
+        with hub.feeds._lock:
+            hub.feeds._divide_ranks(3, hub.feeds._now.others)
+
+    growing = threading.Thread(target=grow)
+
+    def begun(*change: Any) -> Any:
+        if growing.ident is None:
+            comes_first = not hub.feeds._lock.locked()
+            growing.start()
+            if comes_first:
+                growing.join(300)
+        return begin(*change)
+
+    monkeypatch.setattr(feed, "begin_reshape", begun)
+    assert not hub.reshape(("a", "b"), STORES, 0.0, 1), "surplus cores still work"
+    growing.join(300)
+
+
 def test_a_change_of_the_cores_is_carried_out_once_all_feeds_have_let_go(hub: LocalHub) -> None:
     assert hub.read(0).let_go == 0
     other = hub.others[0].feed
