@@ -71,8 +71,8 @@ def what_next(story: Story) -> str:
         )
     if model.bottleneck(model.now) == "hub":
         return (
-            "Next: nodes with more memory for each core, or smaller samples: more cores would not help, as the one process that hands out "
-            "all blocks is busy."
+            "Next: nodes with more memory for each core, or smaller samples: more cores would not help, as the processes that hand out "
+            "blocks are busy."
         )
     doubled = more_cores(model)
     if doubled is not None and doubled[1].samples_per_s > (1 + WORTH_IT) * last.samples_per_s:
