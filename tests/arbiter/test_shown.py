@@ -130,6 +130,7 @@ def test_the_command_prints_one_document_and_writes_a_page(monkeypatch: pytest.M
     ("arguments", "words"),
     [
         (("start", "--fairness", "2"), "fairness must be"),
+        (("start", "--shorter-first", "2"), "shorter_first must be at most 1"),
         (("start", "--growth", "0.5"), "growth must be"),
         (("start", "--first-cores", "-1"), "first_cores must be"),
         (("start", "--usd-per-gpu-hour", "3.2"), "such as A100=3.2, found '3.2'"),
