@@ -168,7 +168,7 @@ class Rules:
 
     def __post_init__(self) -> None:
         check_number("fairness", self.fairness, least=-20.0, most=1.0, sane="-1, as fair as Pollux")
-        check_number("shorter_first", self.shorter_first, most=1.0, sane="0.35, or 0 for equal jobs")
+        check_number("shorter_first", self.shorter_first, most=1.0, sane="0 for equal runs, or 0.35")
         check_number("growth", self.growth, least=1.0)
         check_count("first_cores", self.first_cores)
         check_number("usd_per_core_hour", self.usd_per_core_hour)
