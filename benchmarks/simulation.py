@@ -7,7 +7,8 @@
 
 ``validation``: the simulator beside the recorded runs of this project, each case with its error. ``hub``: the number of cores at which one
 feed ends. ``scale``: hours and dollars to train typical jobs, by policy. ``regret``: how much worse than the exhaustive optimum each
-policy's choice is, over random jobs and price tables; a tenth of them also without the hub's limit.
+policy's choice is, over random jobs and price tables; a tenth of them also without the hub's limit. "The simulator's equations" choose
+by the same probe and catalog, so that none of their regret is a model's.
 
 Nothing depends on the machine but the seconds that the command takes. :mod:`benchmarks.simulator` says what is simulated.
 """
@@ -190,6 +191,15 @@ def _regretted(console: Console, result: dict[str, Any], seeds: range, write: Ca
             write()
         title = f"Above the best of all, over {len(rows)} random jobs, {name}"
         console.print(_regret_table(title, result[name]["summary"]))
+        for row in (row for row in rows if "told" in row):
+            told = "; ".join(
+                f"{each['offload plan']:.1%} and {each['offload run']:.1%} if the catalog were right about {about}"
+                for about, each in row["told"].items()
+            )
+            console.print(
+                f"Job {row['seed']}: the plan is {row['regret']['offload plan']:.1%} above the best of all, the run "
+                f"{row['regret']['offload run']:.1%}; {told}."
+            )
 
 
 def _regret_table(title: str, summary: dict[str, dict[str, float]]) -> Table:

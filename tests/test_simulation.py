@@ -148,7 +148,7 @@ def test_nobody_beats_the_optimum() -> None:
         fixed = replace(question, job=replace(question.job, batches=(question.job.batches[0],) * 2))
         view = View(fixed, seed)
         _, best = optimum(fixed)
-        for name, policy in POLICIES.items():
+        for name, policy in regret.CHOOSERS.items():
             choice = policy(view)
             assert choice.hosts * choice.host.gpus == 8, name
             assert value_of(fixed, choice) >= best * (1 - 1e-9), name
@@ -159,9 +159,27 @@ def test_a_seed_says_everything() -> None:
     assert question == small_question(0)
     first, again = ([policy(View(question, 5)) for policy in POLICIES.values()] for _ in range(2))
     assert first == again
-    rows = [{"regret": dict.fromkeys(POLICIES, 0.01 * i)} for i in range(11)]
+    rows = [{"regret": dict.fromkeys(regret.CHOOSERS, 0.01 * i)} for i in range(11)]
     summary = regret.summary(rows)["Pecan"]
     assert (summary["median"], summary["worst"], summary["above_10_percent"]) == (0.05, 0.1, 0)
+
+
+def test_a_plan_that_misses_the_goal_is_told_what_it_could_not_know() -> None:
+    (row,) = regret.regrets([424], hub=True)
+    assert row["regret"]["offload plan"] > regret.GOAL_WORST
+    assert row["told"]["interruptions"]["offload plan"] <= regret.GOAL_WORST
+    (row,) = regret.regrets([0], hub=True)
+    assert "told" not in row
+
+
+def test_a_job_measures_its_rate_while_it_trains() -> None:
+    kind = replace(HOST, spot_usd_per_hour=0.5)
+    fleet = Fleet(host=kind, hosts=np.array(4), helper=HELPER, helpers=np.array(4))
+    often, never = (
+        steady(job_of(interruptions_per_hour={kind.name: rate}), fleet, 256, spot="all") for rate in (9.0, 0.0)
+    )
+    assert float(often.samples_per_s) < 0.9 * float(never.samples_per_s)
+    assert float(often.seen_samples_per_s) == pytest.approx(float(never.seen_samples_per_s))
 
 
 def test_a_run_trains_every_sample_once_and_pays_for_its_time() -> None:

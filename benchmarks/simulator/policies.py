@@ -93,7 +93,7 @@ class Observed:
             )
             job = self.question.job
             at = steady(job, fleet, job.batches[0], spot=self.question.spot, host_cores=host_cores)
-            self._rates[host_cores] = np.asarray(at.samples_per_s)
+            self._rates[host_cores] = np.asarray(at.seen_samples_per_s)
         rate = float(self._rates[host_cores][min(helpers, self.most)])
         return self.question.job.batches[0] / rate * self._noise() if rate > 0 else math.inf
 
@@ -295,7 +295,7 @@ def offload_run(view: View) -> Choice:
     made = np.broadcast_to(flow(unlimited, fleet, local_batch=micro).made, counts.shape)
     learned, nodes = CoresLearned(), choice.helpers
     for _ in range(INTERVALS):
-        rate = float(np.broadcast_to(truth.samples_per_s, counts.shape)[nodes])
+        rate = float(np.broadcast_to(truth.seen_samples_per_s, counts.shape)[nodes])
         device = float(np.broadcast_to(truth.device_samples_per_s, counts.shape)[nodes])
         noisy, cores = rate * view.noise(), near + nodes * per_node
         core = float(made[nodes]) / max(cores, 1) * view.noise()
@@ -315,6 +315,26 @@ def offload_run(view: View) -> Choice:
         )
         nodes = int(min(max(math.ceil((wanted - near) / per_node - 1e-9), 0), most))
     return replace(choice, helpers=nodes)
+
+
+def own_equations(view: View) -> Choice:
+    """The best of all by the simulator's equations, with what the probe and the catalog say in place of the truth.
+
+    No error of this choice is a model's: it shows what the measurements alone cost.
+    """
+    question, profile = view.question, view.profile
+    step = profile.step_time
+    believed = replace(
+        question.job,
+        core_seconds=profile.input.core_seconds_per_sample,
+        ingest_samples_per_s=profile.input.ingest_samples_per_s_per_worker,
+        # The probe measures between nodes alone.
+        step=replace(step, alpha_intra=step.alpha_inter),
+        noise=profile.noise,
+        speeds={},
+        interruptions_per_hour=question.catalog_interruptions,
+    )
+    return optimum(replace(question, job=believed))[0]
 
 
 INTERVALS = 20

@@ -21,9 +21,13 @@ WEIGHTS = np.array([0.15, 0.225, 0.25, 0.225, 0.15])
 
 @dataclass(frozen=True, kw_only=True)
 class Steady:
-    """Samples/s, useful samples/s, the price, and what the accelerators alone would reach."""
+    """Samples/s, useful samples/s, the price, and what the accelerators alone would reach.
+
+    ``seen_samples_per_s`` leaves out restarts: what a job measures while it trains.
+    """
 
     samples_per_s: Floats
+    seen_samples_per_s: Floats
     goodput: Floats
     usd_per_hour: Floats
     device_samples_per_s: Floats
@@ -59,12 +63,15 @@ def steady(
     price = fleet.usd_per_hour(spot)
     if fleet.helper is not None and away:
         price = price - away * helpers * float(fleet.helper.spot_usd_per_hour or fleet.helper.usd_per_hour)
+    seen = rate
     if spot == "all":
         lost = interrupted_share(job, fleet)
         rate = rate / (1 + lost)
     efficiency = 1.0 if job.noise is None else np.asarray(job.noise.efficiency(whole))
-    rate, useful, price, device = np.broadcast_arrays(rate, rate * efficiency, price, whole / gpu_s)
-    return Steady(samples_per_s=rate, goodput=useful, usd_per_hour=price, device_samples_per_s=device)
+    rate, seen, useful, price, device = np.broadcast_arrays(rate, seen, rate * efficiency, price, whole / gpu_s)
+    return Steady(
+        samples_per_s=rate, seen_samples_per_s=seen, goodput=useful, usd_per_hour=price, device_samples_per_s=device
+    )
 
 
 def split(job: Job, batch: Floats, workers: Floats) -> tuple[Floats, Floats]:

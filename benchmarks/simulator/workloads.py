@@ -52,6 +52,11 @@ class Question:
     spot: Spot = "none"
     objective: Objective = "cost"
 
+    @property
+    def catalog_interruptions(self) -> dict[str, float]:
+        """Interruptions of a spot node per hour by the name of its type, as the catalog guesses them."""
+        return {kind.name: float(kind.interruptions_per_hour or 0.0) for kind in (*self.hosts, *self.helpers)}
+
     def most_helpers(self, helper: NodeType) -> int:
         """Nodes of this type: those of ``MOST_CORES``, or of ``CORES_PER_GPU`` for each GPU."""
         return min(MOST_CORES, CORES_PER_GPU * self.gpus) // helper.vcpus

@@ -12,6 +12,7 @@ Floats = NDArray[np.float64]
 # Least variation of task times: other programs on a shared machine add more than any measurement shows
 LEAST_VARIATION = 0.1
 MOST_OVERLAP = 64.0  # largest power: beyond it the p-norm is the maximum, to one percent
+POINTS = 9  # Gauss-Hermite points of a mean over a ratio that is unsure
 
 
 def overlapped(first: ArrayLike, second: ArrayLike, power: float) -> Floats:
@@ -27,6 +28,26 @@ def overlapped(first: ArrayLike, second: ArrayLike, power: float) -> Floats:
     if np.isinf(power):
         return np.asarray(longer)
     return np.asarray(longer * (1 + ratio**power) ** (1 / power))
+
+
+def mean_overlapped(first: ArrayLike, second: ArrayLike, power: float, spread: ArrayLike) -> Floats:
+    """The mean of :func:`overlapped` over what is unsure about ``first``, in units of its mean, elementwise over broadcast arrays.
+
+    ``spread`` is the standard deviation of the logarithm of ``first``, which is normal. Weighed by ``first`` itself, the ratio of both
+    times is log-normal with that spread, and the mean of ``second / first`` is kept. So an estimate that is as good as sure counts as
+    it is, and where both times are alike, the mean is longer than the time of the means.
+    """
+    a, b, s = np.broadcast_arrays(*(np.asarray(each, dtype=np.float64) for each in (first, second, spread)))
+    total = np.zeros(a.shape)
+    for point, weight in normal_points(POINTS):
+        total += weight * overlapped(a, b * np.exp(s * point - s**2 / 2), power)
+    return total
+
+
+def normal_points(count: int) -> list[tuple[float, float]]:
+    """Points and weights of the Gauss-Hermite quadrature over a standard normal distribution."""
+    points, weights = np.polynomial.hermite_e.hermegauss(count)
+    return list(zip(points.tolist(), (weights / weights.sum()).tolist(), strict=True))
 
 
 def overlap_of_queue(buffer: float, variation: float) -> float:

@@ -45,7 +45,10 @@ class Synchronisation:
         if not (self.intra or self.inter):
             median = replace(median, gamma=GAMMA)
         if not self.intra:
-            median = replace(median, alpha_intra=RING * size / INTRA_BYTES_PER_S, beta_intra=0.0)
+            within = RING * size / INTRA_BYTES_PER_S
+            if self.inter:  # one node is not slower than several
+                within = min(within, median.alpha_inter)
+            median = replace(median, alpha_intra=within, beta_intra=0.0)
         if not self.inter:
             wire = RING * size / (NETWORK_SHARE * BYTES_PER_GIGABIT * host.network_gbps)
             median = replace(median, alpha_inter=median.alpha_intra + wire, beta_inter=median.beta_intra)

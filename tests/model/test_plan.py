@@ -8,13 +8,16 @@ import json
 import math
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy.special
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offload.errors import ConfigError
 from offload.formatting import usd
 from offload.model import Catalog, InputRate, JointGoodput, NodeType, Plan, Profile, Shape, StepTime, plan
+from offload.model.overlap import mean_overlapped, overlapped
 from offload.model.profile import Uncertainty
 from offload.prices import built_in
 from offload.report.run_dir import to_json
@@ -91,6 +94,78 @@ def test_nothing_that_was_enumerated_is_better(
     assert made.best.usd_per_hour / made.best.goodput <= least * 1.01
     fastest = plan(profile, Catalog({"gpu": gpu, "cpu": cpu}), objective="time", **asked)
     assert fastest.best.goodput >= max(best.values()) * 0.99
+
+
+UNSURE = 0.3  # 95 % half-width
+DEAR_GPUS = Catalog(
+    {
+        "gpu": NodeType(name="gpu", vcpus=4, memory_gib=16, gpus=1, network_gbps=10, usd_per_hour=20.0),
+        "cpu": NodeType(name="cpu", vcpus=4, memory_gib=16, network_gbps=10, usd_per_hour=0.2),
+    }
+)
+
+
+def balanced(**unsure: float) -> Profile:
+    """Eight workers take 4,096 samples a second, which about a hundred CPU nodes make."""
+    return Profile(
+        input=InputRate(core_seconds_per_sample=0.1, wire_bytes_per_sample=10_000),
+        step_time=StepTime(0.0, 1 / 512),
+        batch_size=512,
+        overlap=64.0,
+        uncertainty=Uncertainty(**unsure),
+    )
+
+
+def beside_dear_gpus(profile: Profile) -> Plan:
+    return plan(
+        profile, DEAR_GPUS, gpu_types=["gpu"], gpu_nodes=(8, 8), cpu_types=["cpu"], cpu_nodes=(50, 200), batch_size=512
+    )
+
+
+def test_the_best_of_what_may_be_true_is_recommended_not_the_best_of_the_estimates() -> None:
+    unsure, sure = beside_dear_gpus(balanced(core_seconds_per_sample=UNSURE)), beside_dear_gpus(balanced())
+    # Every number of nodes under a thousand costs of a sample that the profile allows.
+    rng = np.random.default_rng(0)
+    costs = 0.1 * np.exp(math.log1p(UNSURE) / 1.96 * rng.standard_normal(1000))
+    counts, step_s = np.arange(201), balanced().step_time.predict(8, 8, 64)
+    shape = Shape({DEAR_GPUS["gpu"]: 8, DEAR_GPUS["cpu"]: counts})
+    mean = np.zeros(201)
+    for cost in costs:
+        true = dataclasses.replace(balanced().input, core_seconds_per_sample=cost)
+        took_s = overlapped(step_s, 512 / true.samples_per_s(shape, 8, 64), 64.0)
+        mean += took_s * (8 * 20.0 + counts * 0.2)
+    best, of_the_estimates = unsure.best.shape["cpu"], sure.best.shape["cpu"]
+    assert best > of_the_estimates
+    assert mean[best] <= min(mean) * 1.002
+    assert mean[of_the_estimates] > mean[best] * 1.01
+    # The first of the list is the one that is recommended, and the plan says why it is not the cheapest by the estimates.
+    assert unsure.recommended == sure.recommended == 0
+    assert f"8 × gpu + {of_the_estimates} × cpu would cost" in unsure.explanation
+    assert "would cost" not in sure.explanation
+
+
+def test_a_step_that_may_be_shorter_asks_for_more_cores() -> None:
+    sure, unsure = (beside_dear_gpus(balanced(step=step)).best.shape["cpu"] for step in (0.0, 0.2))
+    assert unsure > sure
+
+
+@given(
+    first=st.floats(1e-3, 1e3),
+    ratio=st.floats(0.1, 10.0),
+    power=st.sampled_from([1.0, 2.0, 8.0, 64.0, math.inf]),
+    spread=st.floats(0.0, 0.5),
+)
+def test_what_is_unsure_never_shortens_the_mean(first: float, ratio: float, power: float, spread: float) -> None:
+    mean = float(mean_overlapped(first, first * ratio, power, spread))
+    at = float(overlapped(first, first * ratio, power))
+    assert mean >= at * (1 - 1e-6)
+    assert float(mean_overlapped(first, first * ratio, power, 0.0)) == pytest.approx(at)
+    # The mean over both, drawn: first is log-normal with mean 1.
+    drawn = first * np.exp(spread * NORMAL - spread**2 / 2)
+    assert mean == pytest.approx(float(np.mean(overlapped(drawn, first * ratio, power))), rel=0.02)
+
+
+NORMAL = scipy.special.ndtri((np.arange(20_000) + 0.5) / 20_000)
 
 
 def test_a_candidate_is_what_the_joint_model_says() -> None:

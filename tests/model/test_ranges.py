@@ -72,6 +72,20 @@ def test_known_gradients_narrow_the_range_and_the_plan_says_what_it_guessed() ->
     assert "synchronisation" not in " ".join(one.warnings)
 
 
+def test_workers_of_one_node_synchronise_no_slower_than_was_measured_between_nodes() -> None:
+    measured = Profile(
+        input=InputRate(core_seconds_per_sample=1e-4, wire_bytes_per_sample=1000),
+        step_time=StepTime(0.001, 0.0005, alpha_inter=0.001, gamma=1.0),
+        batch_size=128,
+        synchronisation=Synchronisation(intra=False, inter=True, gradient_bytes=1e8),
+    )
+    catalog = built_in()
+    one = plan(measured, catalog, gpu_types=["ml.p3.16xlarge"]).best
+    eight = plan(measured, catalog, gpu_types=["ml.p3.2xlarge"], gpu_nodes=(8, 8)).best
+    assert one.workers == eight.workers == 8
+    assert one.step_time_s <= eight.step_time_s * 1.001
+
+
 def test_a_slower_network_never_makes_a_plan_faster() -> None:
     known = Synchronisation(intra=False, inter=False, gradient_bytes=1e8)
     rates = [

@@ -8,7 +8,9 @@ from offload.formatting import rate_shown, usd
 from offload.model.catalog import NodeType
 from offload.model.noise import GradientNoise
 from offload.model.planning.device_speeds import RelativeSpeed
-from offload.model.planning.plans import Candidate
+from offload.model.planning.plans import Candidate, Objective
+
+WORTH_SAYING = 0.005  # share of the cost from which on a cheaper estimate is worth a sentence
 
 _BINDS = {
     "gpu": "the GPUs bind, so more preprocessing would change nothing",
@@ -26,6 +28,7 @@ def explain(
     alternative: Candidate | None,
     candidates: Sequence[Candidate],
     *,
+    objective: Objective,
     more_cores: int,
 ) -> str:
     """The recommendation in a few sentences, compared with the single instance. ``more_cores``: of the alternative's host than of the
@@ -49,6 +52,8 @@ def explain(
                 f" That is {best.samples_per_s / baseline.samples_per_s:.2f}× the rate of {baseline.name} alone at "
                 f"{best.usd_per_million_samples / baseline.usd_per_million_samples:.2f}× its cost per sample."
             )
+    if objective == "cost":
+        text += _cheaper_if_exact(best, candidates)
     if alternative is not None:
         cheaper = alternative.usd_per_hour / alternative.goodput < best.usd_per_hour / best.goodput
         host = "A bigger" if more_cores > 0 else "A smaller" if more_cores < 0 else "Another"
@@ -57,6 +62,18 @@ def explain(
             f"{rate_shown(alternative.samples_per_s)} samples/s at {usd(alternative.usd_per_million_samples)} per million."
         )
     return text
+
+
+def _cheaper_if_exact(best: Candidate, candidates: Sequence[Candidate]) -> str:
+    """A sentence about another number of the same CPU nodes that is cheaper by the estimates alone, if there is one."""
+    alike = [c for c in candidates if c.shape.keys() == best.shape.keys() and c.goodput > 0]
+    first = min(alike, key=lambda c: c.usd_per_hour / c.goodput, default=best)
+    if first.usd_per_hour / first.goodput >= best.usd_per_hour / best.goodput * (1 - WORTH_SAYING):
+        return ""
+    return (
+        f" {first.name} would cost {usd(first.usd_per_million_samples)} if everything were exactly as estimated. On average over what the "
+        "profile leaves open, it costs more: accelerators that wait are dearer than spare cores."
+    )
 
 
 def network_warnings(candidates: Sequence[Candidate], kinds: Mapping[str, NodeType]) -> list[str]:

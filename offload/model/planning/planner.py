@@ -13,7 +13,7 @@ from offload.errors import ConfigError
 from offload.formatting import usd
 from offload.model.catalog import Catalog, NodeType, Shape
 from offload.model.checks import check_count, check_number
-from offload.model.overlap import Floats, overlapped
+from offload.model.overlap import Floats, mean_overlapped, normal_points, overlapped
 from offload.model.planning.advice import (
     explain,
     network_warnings,
@@ -31,6 +31,8 @@ from offload.model.step_ranges import StepRange
 MOST_LISTED = 10_000
 AS_FAST = 0.005  # a shape slower than the fastest by less than this counts as equally fast: a plan buys no node that hardly helps
 WORTH_SAYING = 0.02  # saving from which on the plan mentions an alternative
+POINTS = 5  # core-seconds at which the mean over their uncertainty is taken
+TO_95_PERCENT = 1.96  # standard deviations of a 95 % half-width
 
 # The cost of a spot node's interruption. Restarting the workers took 12–28 s with Ray 2.60; a new node joins within minutes.
 RESTART_S = 30.0
@@ -66,7 +68,8 @@ def plan(
         max_batch_size: choose the global batch by goodput, from the initial one to this. Needs gradient noise. Where that is
             uncertain, a lower bound of goodput counts.
         samples: the amount of work: samples of an epoch × epochs, at the initial batch.
-        objective: "cost": the least dollars per unit of goodput; "time": the highest goodput, at the lowest price.
+        objective: "cost": the least dollars per unit of goodput; "time": the highest goodput, at the lowest price. Both as means over
+            what the profile leaves open.
         budget_usd, deadline_hours: limits on the whole job; both need ``samples``.
         spot: which nodes are spot capacity; the plan accounts for their expected interruptions.
         gpu_speed: speed of the planned GPU relative to the profile's device, or a speed for each of some GPU types.
@@ -93,13 +96,15 @@ def plan(
     table, row = _choose(job, tables)
     best_nodes = int(table.rows.gpu_nodes[row])
     alone = job.evaluate(table.host, (best_nodes, best_nodes), (), (0, 0))
-    recommended, baseline = table.candidates([row])[0], alone.candidates([0])[0]
-    candidates = [candidate for table in tables for candidate in table.candidates(_listed(table, tables))]
-    candidates += [c for c in (recommended, baseline) if c not in candidates]
-    candidates.sort(key=job.rank)
+    best, single = table.ranked([row])[0], alone.ranked([0])[0]
+    recommended, baseline = best.candidate, single.candidate
+    ranked = [each for table in tables for each in table.ranked(_listed(table, tables))]
+    listed = [each.candidate for each in ranked]
+    ranked += [each for each in (best, single) if each.candidate not in listed]
+    candidates = [each.candidate for each in sorted(ranked, key=job.rank)]
     kinds = {kind.name: kind for kind in (*hosts, *helpers)}
     on_spot = [*(hosts if spot == "all" else ()), *(helpers if spot != "none" else ())]
-    alternative = _bigger_host(job, catalog, table, gpu_nodes, recommended, gpu_types)
+    alternative = _bigger_host(job, catalog, table, gpu_nodes, best, gpu_types)
     compared = [] if alternative is None else [catalog[name] for name in alternative.shape]
     return Plan(
         objective=job.objective,
@@ -109,7 +114,12 @@ def plan(
         baseline=candidates.index(baseline),
         alternative=alternative,
         explanation=explain(
-            recommended, baseline, alternative, candidates, more_cores=sum(k.vcpus - table.host.vcpus for k in compared)
+            recommended,
+            baseline,
+            alternative,
+            candidates,
+            objective=job.objective,
+            more_cores=sum(k.vcpus - table.host.vcpus for k in compared),
         ),
         warnings=(
             *network_warnings(candidates, kinds),
@@ -178,12 +188,30 @@ class _Job:
         scores = (lambda rows: table(rows).score(), lambda rows: table(rows).cost())
         return table(search(space, workload, scores, most))
 
-    def rank(self, candidate: Candidate) -> tuple[float, ...]:
+    def rank(self, ranked: _Ranked) -> tuple[float, ...]:
         """A sort key: the best candidate first, those that miss a limit last."""
+        candidate = ranked.candidate
         missed = misses(candidate.usd, self.budget_usd) or misses(candidate.hours, self.deadline_hours)
-        cost = candidate.usd_per_hour / candidate.goodput if candidate.goodput > 0 else math.inf
-        by = (cost, -candidate.goodput) if self.objective == "cost" else (-candidate.goodput, cost)
+        by = (ranked.cost, -ranked.goodput) if self.objective == "cost" else (-ranked.goodput, ranked.cost)
         return (float(missed), *by)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ranked:
+    """A candidate. ``longer``: its mean time over what the profile leaves open, relative to the estimate."""
+
+    candidate: Candidate
+    longer: float
+
+    @property
+    def goodput(self) -> float:
+        """Useful samples per second of that mean time."""
+        return self.candidate.goodput / self.longer
+
+    @property
+    def cost(self) -> float:
+        """Dollars per hour for each of them."""
+        return self.candidate.usd_per_hour / self.goodput if self.goodput > 0 else math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,10 +249,13 @@ class _Table:
             return None if self.job.samples is None else np.asarray(self.job.samples / self.goodput() / 3600)
 
     def score(self) -> Floats:
-        """The value that the objective minimises; infinity for a shape that misses a limit."""
-        cost, goodput = self.cost(), self.goodput()
+        """The value that the objective minimises, as a mean over what the profile leaves open; infinity for a shape that misses a limit.
+
+        Too few CPU nodes let accelerators wait, and too many cost little. So the best shape on average has some more of them than the
+        best one for the estimates alone.
+        """
         with np.errstate(divide="ignore"):
-            score = cost if self.job.objective == "cost" else 1 / goodput
+            score = self.longer() * (self.cost() if self.job.objective == "cost" else 1 / self.goodput())
         hours = self.hours()
         if hours is None:
             return np.asarray(score)
@@ -235,14 +266,42 @@ class _Table:
             missed |= hours * self.usd_per_hour() > self.job.budget_usd
         return np.where(missed, np.inf, score)
 
-    def candidates(self, which: Sequence[int] | Ints) -> list[Candidate]:
-        """The selected shapes as candidates, with their figures."""
+    def longer(self) -> Floats:
+        """The mean step time over what the profile leaves open, relative to the estimate.
+
+        A step that may be longer than estimated asks for no other shape, one that may be shorter for more cores: the fast end of its
+        range counts on both sides. 1 for a shape that trains nothing.
+        """
+        rows = self.rows
+        fast, _ = self.step.factors(rows.gpu_nodes, rows.workers, rows.local_batch_size, rows.accum_steps)
+        spread = -np.log(fast) / TO_95_PERCENT
+        input_spread = math.log1p(self._input_half_width) / TO_95_PERCENT
+        mean = np.zeros(len(rows.workers))
+        for point, weight in normal_points(POINTS) if input_spread else [(0.0, 1.0)]:
+            rate = self._input_rate(math.exp(input_spread * point))
+            with np.errstate(divide="ignore"):
+                wait = rows.batch_size / rate
+            mean += weight * mean_overlapped(rows.gpu_time_s, wait, self.workload.overlap, spread)
+        return np.divide(mean, rows.step_time_s, out=np.ones(len(mean)), where=np.isfinite(rows.step_time_s))
+
+    @property
+    def _input_half_width(self) -> float:
+        unsure = self.job.profile.uncertainty
+        return math.hypot(unsure.core_seconds_per_sample, unsure.day_to_day)
+
+    def ranked(self, which: Sequence[int] | Ints) -> list[_Ranked]:
+        """The selected shapes as candidates, with what their order depends on."""
         table = replace(self, rows=self.rows.take(np.asarray(which, dtype=np.int64)))
-        rows = table.rows
+        pairs = zip(table.candidates(), table.longer().tolist(), strict=True)
+        return [_Ranked(candidate=candidate, longer=longer) for candidate, longer in pairs]
+
+    def candidates(self) -> list[Candidate]:
+        """The shapes as candidates, with their figures."""
+        rows = self.rows
         rate = rows.batch_size / rows.step_time_s
-        low, high = table._range(rate)
-        usable = table.goodput() / np.where(rows.goodput > 0, rows.goodput, 1.0)
-        usd_per_hour, hours = table.usd_per_hour(), table.hours()
+        low, high = self._range(rate)
+        usable = self.goodput() / np.where(rows.goodput > 0, rows.goodput, 1.0)
+        usd_per_hour, hours = self.usd_per_hour(), self.hours()
         with np.errstate(divide="ignore"):
             per_million = usd_per_hour / 3600 * 1e6 / (rate * usable)
         columns = zip(
@@ -252,7 +311,7 @@ class _Table:
                 values.tolist()
                 for values in (rate, low, high, rows.step_time_s, 1 - rows.gpu_time_s / rows.step_time_s)
             ),
-            *(values.tolist() for values in (rows.bottleneck, table.goodput(), usd_per_hour, per_million)),
+            *(values.tolist() for values in (rows.bottleneck, self.goodput(), usd_per_hour, per_million)),
             hours.tolist() if hours is not None else [None] * len(rate),
             strict=True,
         )
@@ -298,12 +357,11 @@ class _Table:
 
     def _range(self, rate: Floats) -> tuple[Floats, Floats]:
         """The 95 % range of the rate. The uncertainties of the two sides are independent, so their effects add in squares."""
-        rows, unsure = self.rows, self.job.profile.uncertainty
-        input_half = math.hypot(unsure.core_seconds_per_sample, unsure.day_to_day)
+        rows = self.rows
         fast, slow = self.step.factors(rows.gpu_nodes, rows.workers, rows.local_batch_size, rows.accum_steps)
         ends = []
         for sign, step_factor in ((1, slow), (-1, fast)):
-            changed_input = self._input_rate(1 + sign * input_half)
+            changed_input = self._input_rate(1 + sign * self._input_half_width)
             with np.errstate(divide="ignore"):
                 by_input = overlapped(rows.gpu_time_s, rows.batch_size / changed_input, self.workload.overlap)
                 by_step = overlapped(
@@ -356,7 +414,10 @@ def _choose(job: _Job, tables: Sequence[_Table]) -> tuple[_Table, int]:
 
 def _nothing_meets(job: _Job, tables: Sequence[_Table]) -> str:
     rows = [
-        candidate for table in tables for candidate in table.candidates(_listed(table, tables)) if candidate.goodput > 0
+        each.candidate
+        for table in tables
+        for each in table.ranked(_listed(table, tables))
+        if each.candidate.goodput > 0
     ]
     if not rows:
         kept = job.profile.input.host_cpus_per_worker
@@ -397,11 +458,11 @@ def _bigger_host(
     catalog: Catalog,
     table: _Table,
     gpu_nodes: tuple[int, int],
-    best: Candidate,
+    best: _Ranked,
     asked: Sequence[str],
 ) -> Candidate | None:
     """A host with the same GPU, outside the requested types, that does better without any CPU node."""
-    candidates: list[Candidate] = []
+    others: list[_Ranked] = []
     for kind in catalog.nodes.values():
         # Only hosts with as many GPUs: the model does not cover how more GPUs on one host affect each other.
         if (
@@ -415,15 +476,15 @@ def _bigger_host(
         alone = job.evaluate(kind, gpu_nodes, (), (0, 0), most=0, gpu_of=table.host)
         score = alone.score()
         if np.isfinite(score).any():
-            candidates += alone.candidates([int(np.argmin(score))])
-    if not candidates:
+            others += alone.ranked([int(np.argmin(score))])
+    if not others:
         return None
-    first = min(candidates, key=job.rank)
+    first = min(others, key=job.rank)
     if job.objective == "time":
         better = first.goodput > best.goodput * (1 + WORTH_SAYING)
     else:
-        better = first.usd_per_hour / first.goodput < best.usd_per_hour / best.goodput * (1 - WORTH_SAYING)
-    return first if better else None
+        better = first.cost < best.cost * (1 - WORTH_SAYING)
+    return first.candidate if better else None
 
 
 def _gpu_nodes(candidate: Candidate, hosts: Sequence[NodeType]) -> int:
