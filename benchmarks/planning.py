@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this 
 
 from benchmarks.side_by_side import machine, versions
 from offload.model import Catalog, GradientNoise, InputRate, JointGoodput, NodeType, Profile, Shape, StepTime, plan
+from offload.model.step_ranges import DAY_TO_DAY, Uncertainty
 from offload.prices import built_in
 
 CPU_TYPES = ("ml.c5.4xlarge", "ml.c5.9xlarge", "ml.c5.18xlarge", "ml.c6i.8xlarge", "ml.c7i.4xlarge", "ml.m5.4xlarge")
@@ -34,6 +35,9 @@ PROFILE = Profile(
     step_time=StepTime(0.01, 0.0016, 0.001, 0.0, 0.004, 0.0, 1.5),
     noise=GradientNoise(0.00136, 0.000502, 64),
     max_local_batch_size=256,
+    uncertainty=Uncertainty(
+        core_seconds_per_sample=0.03, step=0.03, local_batch_sizes=(16, 256), day_to_day=DAY_TO_DAY
+    ),
 )
 SPACES: dict[str, dict[str, Any]] = {
     "6 CPU types × 0–64 × 1–16 GPU nodes, fixed batch": {
