@@ -8,8 +8,8 @@
     python benchmarks/sagemaker.py --emulate [-o benchmarks/results/sagemaker.json]
 
 Times come from the jobs' descriptions, rates and utilisation (1 - stall) from the metrics that the entry prints, and predictions from
-`offload plan` before the jobs run. Repeats alternate, and the benchmark prints medians. With --emulate it also measures the time from the
-last host's start to the first batch.
+`offload plan` before the jobs run; with --emulate, on a probe before each pair of jobs. Repeats alternate, and the benchmark prints
+medians. With --emulate it also measures the time from the last host's start to the first batch.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -44,7 +44,6 @@ from offload.launch.sagemaker.launcher import SageMakerLauncher, prepare
 from offload.launch.sagemaker.service import Service
 from offload.model import Catalog, NodeType, Profile
 from offload.model.planning.planner import plan
-from offload.model.planning.plans import Candidate
 from offload.prices import built_in
 from tests.emulation import Hosts, HostSpec
 from tests.emulation.training_service import TrainingService
@@ -52,10 +51,9 @@ from tests.emulation.training_service import TrainingService
 ROOT = Path(__file__).resolve().parent.parent
 PUBLISHED = ROOT / "examples" / "vit_blur.py"
 PACED = ROOT / "benchmarks" / "jobs" / "paced_blur.py"
-WIRE_BYTES = 3 * 224 * 224 * 4 + 8
 RATE = 200.0  # of the paced accelerator, samples/s: above what two cores preprocess
 BATCH_SIZE = 32
-MEASURED_SAMPLES = 200
+PROBED_SAMPLES = 10_000
 SINGLE, OFFLOADED = "single", "offloaded"
 
 say = Console(stderr=True, highlight=False).print
@@ -63,13 +61,13 @@ say = Console(stderr=True, highlight=False).print
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Where the benchmark launches, and what."""
+    """Where the benchmark launches, and what. ``profile``: the workload's, as probed before each pair of jobs."""
 
     service: Service
     template: JobTemplate
     script: Path
     catalog: Catalog
-    profile: Profile
+    profile: Callable[[], Profile]
     batch_size: int
     emulated: TrainingService | None = None
 
@@ -97,23 +95,33 @@ def main(
     """Compare a single instance with an offloaded job."""
     with _emulated(given) if emulate else _on_aws(given) as setting:
         shapes = {SINGLE: groups_of(gpu, []), OFFLOADED: groups_of(gpu, [cpu])}
-        predicted = {
-            name: _predicted(setting, {g.instance_type: g.count for g in groups}, gpu_speed)
-            for name, groups in shapes.items()
-        }
         runs: dict[str, list[dict[str, Any]]] = {name: [] for name in shapes}
+        predicted: dict[str, list[dict[str, float]]] = {name: [] for name in shapes}
+        profiles: list[dict[str, float]] = []
         for number in range(1, repeats + 1):
+            profile = setting.profile()
+            profiles.append(
+                {
+                    "core_seconds_per_sample": profile.input.core_seconds_per_sample,
+                    "wire_bytes_per_sample": profile.input.wire_bytes_per_sample,
+                }
+            )
+            for name, groups in shapes.items():
+                shape = {group.instance_type: group.count for group in groups}
+                predicted[name].append(_predicted(setting, profile, shape, gpu_speed))
             for name, groups in shapes.items():
                 say(f"{name}, {number} of {repeats}")
                 runs[name].append(_run(setting, groups))
-            document = _document(runs, predicted, emulate)
+            document = _document(runs, predicted, emulate) | {"profiles": profiles}
             if output is not None:  # keep what has been paid for, whatever happens next
                 output.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(document, indent=1)) if as_json else _show(document)
 
 
 def _document(
-    runs: Mapping[str, Sequence[Mapping[str, float]]], predicted: Mapping[str, Candidate], emulate: bool
+    runs: Mapping[str, Sequence[Mapping[str, float]]],
+    predicted: Mapping[str, Sequence[Mapping[str, float]]],
+    emulate: bool,
 ) -> dict[str, Any]:
     rows = {name: _row(runs[name], predicted[name]) for name in runs}
     return {
@@ -166,10 +174,12 @@ def _run(setting: Setting, groups: Any) -> dict[str, Any]:
     return found
 
 
-def _predicted(setting: Setting, shape: Mapping[str, int], gpu_speed: float | None) -> Candidate:
+def _predicted(
+    setting: Setting, profile: Profile, shape: Mapping[str, int], gpu_speed: float | None
+) -> dict[str, float]:
     gpu, *cpus = shape
     made = plan(
-        setting.profile,
+        profile,
         setting.catalog,
         gpu_types=[gpu],
         gpu_nodes=(shape[gpu], shape[gpu]),
@@ -178,21 +188,21 @@ def _predicted(setting: Setting, shape: Mapping[str, int], gpu_speed: float | No
         batch_size=setting.batch_size,
         gpu_speed=gpu_speed,
     )
-    return next(c for c in made.candidates if {k: n for k, n in c.shape.items() if n} == shape)
-
-
-def _row(runs: Sequence[Mapping[str, float]], predicted: Candidate) -> dict[str, Any]:
-    medians = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+    found = next(c for c in made.candidates if {k: n for k, n in c.shape.items() if n} == shape)
     return {
-        **medians,
-        "predicted": {
-            "samples_per_s": predicted.samples_per_s,
-            "step_time_s": predicted.step_time_s,
-            "utilisation": 1 - predicted.stall,
-            "usd_per_million_samples": predicted.usd_per_million_samples,
-        },
-        "repeats": [*runs],
+        "samples_per_s": found.samples_per_s,
+        "step_time_s": found.step_time_s,
+        "utilisation": 1 - found.stall,
+        "usd_per_million_samples": found.usd_per_million_samples,
     }
+
+
+def _row(runs: Sequence[Mapping[str, float]], predicted: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    return {**_medians(runs), "predicted": _medians(predicted), "repeats": [*runs], "predictions": [*predicted]}
+
+
+def _medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {key: statistics.median(row[key] for row in rows) for key in rows[0]}
 
 
 def _ratios(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
@@ -253,7 +263,7 @@ def _on_aws(given: Mapping[str, Any]) -> Iterator[Setting]:
         ),
         script=PUBLISHED,
         catalog=built_in(),
-        profile=profile,
+        profile=lambda: profile,
         batch_size=64,
     )
 
@@ -296,29 +306,32 @@ def _emulated(given: Mapping[str, Any]) -> Iterator[Setting]:
             ),
             script=PACED,
             catalog=_catalog_of_cores(),
-            profile=_profile(hosts),
+            profile=lambda: _profile(hosts),
             batch_size=BATCH_SIZE,
             emulated=emulated,
         )
 
 
 def _profile(hosts: Hosts) -> Profile:
-    """Return the paced workload's profile: the measured cost of a sample with both cores busy, and the accelerator's known pace."""
-    command = [sys.executable, str(PACED), "--samples", str(MEASURED_SAMPLES)]
+    """The paced workload's profile, probed on both hosts at once, and the accelerator's known pace, which no probe sees."""
+    command = [sys.executable, "-m", "offload", "probe", str(PACED), "--json", "--quiet", "--"]
+    arguments = ["--samples", str(PROBED_SAMPLES), "--batch-size", str(BATCH_SIZE)]
     runs = [
-        host.popen(command, env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE)
+        host.popen([*command, *arguments], env={"OMP_NUM_THREADS": "1"}, cwd=ROOT, stdout=subprocess.PIPE)
         for host in hosts.values()
     ]
-    costs = [json.loads(run.communicate()[0].splitlines()[-1])["core_seconds_per_sample"] for run in runs]
+    documents = [json.loads(run.communicate()[0]) for run in runs]
+    costs = [document["input"]["core_seconds_per_sample"] for document in documents]
     say(f"a sample costs {', '.join(f'{1000 * cost:.1f}' for cost in costs)} core-ms on the two hosts")
-    document = {
-        "schema": "offload.profile/1",
-        "workload": PACED.name,
-        "input": {"core_seconds_per_sample": statistics.mean(costs), "wire_bytes_per_sample": WIRE_BYTES},
-        "step": {"alpha_compute": 0.0, "beta_compute": 1 / RATE},
-        "host_cpus_per_worker": 0.0,
-        "batch_size": BATCH_SIZE,
+    document = documents[0]
+    document["input"] |= {
+        "core_seconds_per_sample": statistics.mean(costs),
+        # The worker is an emulated accelerator: what it takes in counts as its pace.
+        "ingest_samples_per_s_per_worker": None,
     }
+    document["step"] |= {"alpha_compute": 0.0, "beta_compute": 1 / RATE, "variation": 0.0}
+    document["uncertainty"] |= {"step_directions": None, "step": 0.0}
+    document["host_cpus_per_worker"] = 0.0
     return Profile.from_document(document, source="the emulation")
 
 

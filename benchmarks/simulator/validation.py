@@ -374,19 +374,18 @@ def _gpu() -> Iterator[Case]:
 
 
 def _sagemaker() -> Iterator[Case]:
-    """The record has predictions alone: what follows from that of one host for two, and their ratio."""
     record = "sagemaker.json"
-    rows = _read(record)["rows"]
-    core_seconds = 1 / rows["single"]["predicted"]["samples_per_s"]
+    document = _read(record)
+    rows, profiles = document["rows"], document["profiles"]
     for name, hosts in (("single", 1), ("offloaded", 2)):
         yield Case(
             record=record,
             name=f"the published workload, {name}",
             nodes=tuple(Node(cores=1, speed=1.0, worker=i == 0) for i in range(hosts)),
-            core_seconds=core_seconds,
-            wire_bytes=150_528.0,
+            core_seconds=statistics.median(probed["core_seconds_per_sample"] for probed in profiles),
+            wire_bytes=profiles[0]["wire_bytes_per_sample"],
             local_batch=32,
             step_s=0.0,
             measured=rows[name]["samples_per_s"],
-            inputs="a probe, before the jobs",
+            inputs="probes, before each pair of jobs",
         )
