@@ -315,12 +315,14 @@ def _emulated(given: Mapping[str, Any]) -> Iterator[Setting]:
 def _profile(hosts: Hosts) -> Profile:
     """The paced workload's profile, probed on both hosts at once, and the accelerator's known pace, which no probe sees."""
     command = [sys.executable, "-m", "offload", "probe", str(PACED), "--json", "--quiet", "--"]
-    arguments = ["--samples", str(PROBED_SAMPLES), "--batch-size", str(BATCH_SIZE)]
+    arguments = ["--samples", str(PROBED_SAMPLES), "--batch-size", str(BATCH_SIZE), "--any-host"]
     runs = [
         host.popen([*command, *arguments], env={"OMP_NUM_THREADS": "1"}, cwd=ROOT, stdout=subprocess.PIPE)
         for host in hosts.values()
     ]
     documents = [json.loads(run.communicate()[0]) for run in runs]
+    if any(run.returncode for run in runs):
+        raise click.ClickException("the probe failed: see above.")
     costs = [document["input"]["core_seconds_per_sample"] for document in documents]
     say(f"a sample costs {', '.join(f'{1000 * cost:.1f}' for cost in costs)} core-ms on the two hosts")
     document = documents[0]

@@ -5,7 +5,6 @@ GPU. The accelerator occupies the worker for a given time per sample and compute
 """
 
 import argparse
-import json
 import time
 from typing import Any
 
@@ -16,7 +15,6 @@ from torchvision import transforms
 
 import offload
 from offload.paced import PacedAccelerator
-from offload.pipeline.preprocessing.environment import keep_freed_memory
 
 SIDE = 224
 
@@ -57,7 +55,9 @@ def build() -> offload.Trainer:
         batch_size=args.batch_size,
         train_loop_config={"rate": args.rate},
         # The worker runs where the GPU would be. The accelerator uses no CPU of its host.
-        scaling_config=ray.train.ScalingConfig(resources_per_worker={"CPU": 0, "group_gpu": 1}),
+        scaling_config=ray.train.ScalingConfig(
+            resources_per_worker={"CPU": 0} | ({} if args.any_host else {"group_gpu": 1})
+        ),
     )
 
 
@@ -66,18 +66,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, required=True)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--rate", type=float, default=200.0, help="samples/s of the paced accelerator")
+    parser.add_argument(
+        "--any-host", action="store_true", help="Outside a SageMaker job, for a probe: hosts belong to no group there."
+    )
     return parser.parse_args()
-
-
-if __name__ == "__main__":
-    # Measure the cost of a sample on this core, in a plain loop with the allocator settings of preprocessing processes.
-    torch.set_num_threads(1)
-    keep_freed_memory()
-    given = parsed()
-    images = Images(given.samples)
-    for item in range(given.samples // 2):
-        images[item]
-    began = time.process_time()
-    for item in range(given.samples):
-        images[item]
-    print(json.dumps({"core_seconds_per_sample": (time.process_time() - began) / given.samples}))
