@@ -331,7 +331,7 @@ def _profile(hosts: Hosts) -> Profile:
         # The worker is an emulated accelerator: what it takes in counts as its pace.
         "ingest_samples_per_s_per_worker": None,
     }
-    document["step"] |= {"alpha_compute": 0.0, "beta_compute": 1 / RATE, "variation": 0.0}
+    document["step"] |= {"device": None, "alpha_compute": 0.0, "beta_compute": 1 / RATE, "variation": 0.0}
     document["uncertainty"] |= {"step_directions": None, "step": 0.0}
     document["host_cpus_per_worker"] = 0.0
     return Profile.from_document(document, source="the emulation")
