@@ -313,7 +313,7 @@ def _emulated(given: Mapping[str, Any]) -> Iterator[Setting]:
 
 
 def _profile(hosts: Hosts) -> Profile:
-    """The paced workload's profile, probed on both hosts at once, and the accelerator's known pace, which no probe sees."""
+    """The paced workload's profile, probed on both hosts at once."""
     command = [sys.executable, "-m", "offload", "probe", str(PACED), "--json", "--quiet", "--"]
     arguments = ["--samples", str(PROBED_SAMPLES), "--batch-size", str(BATCH_SIZE), "--any-host"]
     runs = [
@@ -326,14 +326,9 @@ def _profile(hosts: Hosts) -> Profile:
     costs = [document["input"]["core_seconds_per_sample"] for document in documents]
     say(f"a sample costs {', '.join(f'{1000 * cost:.1f}' for cost in costs)} core-ms on the two hosts")
     document = documents[0]
-    document["input"] |= {
-        "core_seconds_per_sample": statistics.mean(costs),
-        # The worker is an emulated accelerator: what it takes in counts as its pace.
-        "ingest_samples_per_s_per_worker": None,
-    }
-    document["step"] |= {"device": None, "alpha_compute": 0.0, "beta_compute": 1 / RATE, "variation": 0.0}
-    document["uncertainty"] |= {"step_directions": None, "step": 0.0}
-    document["host_cpus_per_worker"] = 0.0
+    document["input"]["core_seconds_per_sample"] = statistics.mean(costs)
+    # The paced accelerator is the planned one.
+    document["step"]["device"] = None
     return Profile.from_document(document, source="the emulation")
 
 
