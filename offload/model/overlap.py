@@ -31,11 +31,11 @@ def overlapped(first: ArrayLike, second: ArrayLike, power: float) -> Floats:
 
 
 def mean_overlapped(first: ArrayLike, second: ArrayLike, power: float, spread: ArrayLike) -> Floats:
-    """The mean of :func:`overlapped` over what is unsure about ``first``, in units of its mean, elementwise over broadcast arrays.
+    """The mean of :func:`overlapped` where ``first`` is unsure, elementwise over broadcast arrays.
 
-    ``spread`` is the standard deviation of the logarithm of ``first``, which is normal. Weighed by ``first`` itself, the ratio of both
-    times is log-normal with that spread, and the mean of ``second / first`` is kept. So an estimate that is as good as sure counts as
-    it is, and where both times are alike, the mean is longer than the time of the means.
+    ``first`` is the mean of a log-normal time, and ``spread`` the standard deviation of its logarithm. Weighed by that time, ``second``
+    over it is log-normal too, with the same spread and the mean ``second / first``: one quadrature over the ratio is enough. The mean is
+    longer than the time of the means, most where both are alike.
     """
     a, b, s = np.broadcast_arrays(*(np.asarray(each, dtype=np.float64) for each in (first, second, spread)))
     total = np.zeros(a.shape)

@@ -117,9 +117,8 @@ def balanced(**unsure: float) -> Profile:
 
 
 def beside_dear_gpus(profile: Profile) -> Plan:
-    return plan(
-        profile, DEAR_GPUS, gpu_types=["gpu"], gpu_nodes=(8, 8), cpu_types=["cpu"], cpu_nodes=(50, 200), batch_size=512
-    )
+    asked: dict[str, Any] = {"gpu_nodes": (8, 8), "cpu_nodes": (50, 200), "batch_size": 512}
+    return plan(profile, DEAR_GPUS, gpu_types=["gpu"], cpu_types=["cpu"], **asked)
 
 
 def test_the_best_of_what_may_be_true_is_recommended_not_the_best_of_the_estimates() -> None:
@@ -311,6 +310,10 @@ def test_time_under_a_budget_and_cost_under_a_deadline() -> None:
     soon = planned(samples=10_000_000, cpu_nodes=(0, 16), deadline_hours=free.best.hours * 1.01)
     assert soon.best.hours is not None
     assert soon.best.hours <= free.best.hours * 1.01
+    # What is cheaper is too late: the plan names nothing as the choice of its estimates.
+    assert soon.best.usd_per_million_samples > late.best.usd_per_million_samples * 1.01
+    assert soon.best.shape.keys() == late.best.shape.keys()
+    assert "would cost" not in soon.explanation
 
 
 def test_a_budget_that_nothing_meets_is_answered_with_what_the_cheapest_costs() -> None:

@@ -8,7 +8,7 @@ from offload.formatting import rate_shown, usd
 from offload.model.catalog import NodeType
 from offload.model.noise import GradientNoise
 from offload.model.planning.device_speeds import RelativeSpeed
-from offload.model.planning.plans import Candidate, Objective
+from offload.model.planning.plans import Candidate
 
 WORTH_SAYING = 0.005  # share of the cost from which on a cheaper estimate is worth a sentence
 
@@ -28,11 +28,15 @@ def explain(
     alternative: Candidate | None,
     candidates: Sequence[Candidate],
     *,
-    objective: Objective,
+    rivals: Sequence[Candidate],
     more_cores: int,
 ) -> str:
-    """The recommendation in a few sentences, compared with the single instance. ``more_cores``: of the alternative's host than of the
-    recommended one."""
+    """The recommendation in a few sentences, compared with the single instance.
+
+    Args:
+        rivals: the candidates that the recommended one has to be cheaper than.
+        more_cores: of the alternative's host than of the recommended one.
+    """
     figures = f"{rate_shown(best.samples_per_s)} samples/s at {usd(best.usd_per_million_samples)} per million"
     why = f"{_BINDS[best.bottleneck]} (stall {best.stall:.0%})"
     if best == baseline:
@@ -52,8 +56,7 @@ def explain(
                 f" That is {best.samples_per_s / baseline.samples_per_s:.2f}× the rate of {baseline.name} alone at "
                 f"{best.usd_per_million_samples / baseline.usd_per_million_samples:.2f}× its cost per sample."
             )
-    if objective == "cost":
-        text += _cheaper_if_exact(best, candidates)
+    text += _cheaper_if_exact(best, rivals)
     if alternative is not None:
         cheaper = alternative.usd_per_hour / alternative.goodput < best.usd_per_hour / best.goodput
         host = "A bigger" if more_cores > 0 else "A smaller" if more_cores < 0 else "Another"
@@ -64,15 +67,15 @@ def explain(
     return text
 
 
-def _cheaper_if_exact(best: Candidate, candidates: Sequence[Candidate]) -> str:
+def _cheaper_if_exact(best: Candidate, rivals: Sequence[Candidate]) -> str:
     """A sentence about another number of the same CPU nodes that is cheaper by the estimates alone, if there is one."""
-    alike = [c for c in candidates if c.shape.keys() == best.shape.keys() and c.goodput > 0]
+    alike = [c for c in rivals if c.shape.keys() == best.shape.keys() and c.goodput > 0]
     first = min(alike, key=lambda c: c.usd_per_hour / c.goodput, default=best)
     if first.usd_per_hour / first.goodput >= best.usd_per_hour / best.goodput * (1 - WORTH_SAYING):
         return ""
     return (
-        f" {first.name} would cost {usd(first.usd_per_million_samples)} if everything were exactly as estimated. On average over what the "
-        "profile leaves open, it costs more: accelerators that wait are dearer than spare cores."
+        f" {first.name} would cost {usd(first.usd_per_million_samples)} if everything were exactly as estimated; on average over what the "
+        "profile leaves open, it costs more."
     )
 
 

@@ -118,7 +118,7 @@ def plan(
             baseline,
             alternative,
             candidates,
-            objective=job.objective,
+            rivals=[c for c in candidates if not job.misses(c)] if job.objective == "cost" else [],
             more_cores=sum(k.vcpus - table.host.vcpus for k in compared),
         ),
         warnings=(
@@ -190,10 +190,12 @@ class _Job:
 
     def rank(self, ranked: _Ranked) -> tuple[float, ...]:
         """A sort key: the best candidate first, those that miss a limit last."""
-        candidate = ranked.candidate
-        missed = misses(candidate.usd, self.budget_usd) or misses(candidate.hours, self.deadline_hours)
         by = (ranked.cost, -ranked.goodput) if self.objective == "cost" else (-ranked.goodput, ranked.cost)
-        return (float(missed), *by)
+        return (float(self.misses(ranked.candidate)), *by)
+
+    def misses(self, candidate: Candidate) -> bool:
+        """Return whether a candidate misses a limit."""
+        return misses(candidate.usd, self.budget_usd) or misses(candidate.hours, self.deadline_hours)
 
 
 @dataclass(frozen=True, kw_only=True)
