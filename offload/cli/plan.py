@@ -171,8 +171,10 @@ def plan(
             --cpu-type ml.c5.4xlarge --cpu-nodes 0..8
 
     The joint model of GPUs and input pipeline evaluates every combination of the given types and ranges: nodes of one GPU type, and
-    nodes of at most one CPU type. For a profile measured on another device than the planned GPU, say its speed (--gpu-speed, --step, or
-    gpu_speed in the catalog). Otherwise the plan guesses it from data sheets. A profile measured on a CPU needs one of the three.
+    nodes of at most one CPU type. The plan recommends what is best on average over what the profile leaves open.
+
+    For a profile measured on another device than the planned GPU, say its speed (--gpu-speed, --step, or gpu_speed in the catalog).
+    Otherwise the plan guesses it from data sheets. A profile measured on a CPU needs one of the three.
 
     --emit prints a file that brings up the recommended cluster, and the table on stderr. With --plan, it uses an existing plan:
 
