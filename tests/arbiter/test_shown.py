@@ -129,13 +129,13 @@ def test_the_command_prints_one_document_and_writes_a_page(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("start", "--fairness", "2"), "fairness must be"),
-        (("start", "--shorter-first", "2"), "shorter_first must be at most 1"),
-        (("start", "--growth", "0.5"), "growth must be"),
-        (("start", "--first-cores", "-1"), "first_cores must be"),
+        (("start", "--fairness", "2"), "--fairness must be"),
+        (("start", "--shorter-first", "2"), "--shorter-first must be at most 1"),
+        (("start", "--growth", "0.5"), "--growth must be"),
+        (("start", "--first-cores", "-1"), "--first-cores must be"),
         (("start", "--usd-per-gpu-hour", "3.2"), "such as A100=3.2, found '3.2'"),
         (("start", "--usd-per-gpu-hour", "A100=cheap"), "such as A100=3.2, found 'A100=cheap'"),
-        (("start", "--usd-per-gpu-hour", "A100=-1"), "usd_per_gpu_hour of A100"),
+        (("start", "--usd-per-gpu-hour", "A100=-1"), "--usd-per-gpu-hour of A100"),
         (("status", "--address", "127.0.0.1:1"), "no Ray cluster"),
         (("stop", "--address", "127.0.0.1:1"), "no Ray cluster"),
         (("start", "--address", "local"), "found --address local"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from offload.errors import ConfigError
+from offload.errors import ConfigError, argument
 from offload.model.checks import check_count, check_number, check_range
 from offload.model.goodput import OVERLAP
 from offload.model.noise import GradientNoise
@@ -167,17 +167,17 @@ class Rules:
     exact_up_to: int = 6000
 
     def __post_init__(self) -> None:
-        check_number("fairness", self.fairness, least=-20.0, most=1.0, sane="-1, as fair as Pollux")
-        check_number("shorter_first", self.shorter_first, most=1.0, sane="0 for equal runs, or 0.35")
-        check_number("growth", self.growth, least=1.0)
-        check_count("first_cores", self.first_cores)
-        check_number("usd_per_core_hour", self.usd_per_core_hour)
+        check_number(argument("fairness"), self.fairness, least=-20.0, most=1.0, sane="-1, as fair as Pollux")
+        check_number(argument("shorter_first"), self.shorter_first, most=1.0, sane="0 for equal runs, or 0.35")
+        check_number(argument("growth"), self.growth, least=1.0)
+        check_count(argument("first_cores"), self.first_cores)
+        check_number(argument("usd_per_core_hour"), self.usd_per_core_hour)
         for kind, price in self.usd_per_gpu_hour.items():
-            check_number(f"usd_per_gpu_hour of {kind}", price)
+            check_number(f"{argument('usd_per_gpu_hour')} of {kind}", price)
         if self.usd_per_hour is not None:
-            check_number("usd_per_hour", self.usd_per_hour)
+            check_number(argument("usd_per_hour"), self.usd_per_hour)
         if self.network_gbps is not None:
-            check_number("network_gbps", self.network_gbps, above=0.0)
+            check_number(argument("network_gbps"), self.network_gbps, above=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
