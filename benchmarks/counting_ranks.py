@@ -17,7 +17,7 @@ from offload.pipeline.blocks.wire import POSITION
 from offload.pipeline.feed.passes import PassKey, PassRequest
 from offload.train.hub.client import HubClient
 from offload.train.messages import GroupStatus, Push
-from offload.train.worker.data.feed_client import HubFeed
+from offload.train.worker.data.feed_client import HubFeed, feed_of
 from offload.train.worker.data.slice_fetcher import Fetcher
 
 RANKS_PER_NODE = 8
@@ -79,8 +79,8 @@ class Ranks:
             self._error = error
 
     def _take_all(self, key: PassKey, request: PassRequest, rank: int) -> None:
-        self._hub.open(key, request, rank, self._node)
-        feed = HubFeed(self._hub, DirectBlocks(self._hub))
+        opened = self._hub.open(key, request, rank, self._node)
+        feed = feed_of(opened, self._hub, DirectBlocks(self._hub), HubFeed)
         fetcher = Fetcher(feed, key, rank, ordered=False)
         while not self._ended.is_set():
             with contextlib.suppress(queue.Empty):

@@ -46,12 +46,14 @@ DEADLINE_S = 600.0
 
 class Case:
     """A hub with so many cores and workers. ``kind``: cores that processes stand for, or a process for each. The measurement takes
-    ``seconds``, or the time of two tasks if they take longer."""
+    ``seconds``, or the time of two tasks if they take longer. ``feeds``: among which the run divides its cores and workers."""
 
-    def __init__(self, kind: Literal["stood", "real"], cores: int, workers: int, seconds: float) -> None:
-        self.kind, self.cores, self.workers = kind, cores, workers
+    def __init__(
+        self, kind: Literal["stood", "real"], cores: int, workers: int, seconds: float, feeds: int = 1
+    ) -> None:
+        self.kind, self.cores, self.workers, self.feeds = kind, cores, workers, feeds
         self.request = PassRequest(world_size=workers, first_rows=workers * LOCAL_BATCH, epoch=0, followed=True)
-        rows = _full_task(cores, self.request.first_rows)
+        rows = _full_task(cores // feeds, self.request.first_rows // feeds)
         core_task_s = rows * stand_ins.SAMPLE_S
         self.slower = math.ceil(cores / core_task_s / BLOCKS_PER_S)
         self.task_s = core_task_s * self.slower
@@ -71,6 +73,7 @@ class Case:
             self.processes = [stood.options(**options, max_concurrency=threads).remote() for _ in range(count)]
             ray.get([process.slept_s.remote(0.0, 0.0) for process in self.processes])
         homes = [f"node-{rank // counting_ranks.RANKS_PER_NODE}" for rank in range(workers)]
+        self.homes = homes
         ranks_class: Any = ray.remote(counting_ranks.Ranks)
         self.ranks = [
             ranks_class.options(**options, max_concurrency=4).remote(
@@ -87,7 +90,7 @@ class Case:
         hub_class: Any = ray.remote(stand_ins.ScaleHub)
         self.began = time.time()
         self.actor = hub_class.options(**options, max_concurrency=8 + 6 * workers, enable_task_events=False).remote(
-            {"train": stream}, place, self.processes, self.slower
+            {"train": stream}, place, self.processes, self.slower, homes, feeds
         )
         self.hub = HubClient(self.actor)
         ray.get(self.actor.start_ahead.remote(self.request, "train", sorted(set(homes))))
@@ -96,7 +99,7 @@ class Case:
         """The measurements, by name. Seconds are those of this machine's clock."""
         ended = threading.Event()
         threading.Thread(target=self._read, args=(ended,), daemon=True).start()
-        attempt = self.hub.begin_group(1, ()).attempt
+        attempt = self.hub.begin_group(1, self.homes if self.feeds > 1 else ()).attempt
         self._begin(PassKey(attempt=attempt, name="train", number=0), self.request)
         first = self._all_served()
         result = {"first_block_s": min(first.values()) - self.began, "all_served_s": max(first.values()) - self.began}
@@ -125,7 +128,7 @@ class Case:
         began = time.time()
         ray.get([each.leave.remote() for each in self.ranks])
         self._joined()
-        self._until(lambda: not ray.get(self.actor.usage.remote())["blocks"], "the end of a pass that all have left")
+        self._until(lambda: not any(each["blocks"] for each in self._usages()), "the end of a pass that all have left")
         result["left_s"] = time.time() - began
         ended.set()
         return result
@@ -161,14 +164,19 @@ class Case:
         return self._counts()[1]
 
     def _steady(self) -> dict[str, float]:
-        before, rows_before = ray.get(self.actor.usage.remote()), self._counts()[0]
+        before, rows_before = self._usages(), self._counts()[0]
         time.sleep(self.seconds)
-        after, rows_after = ray.get(self.actor.usage.remote()), self._counts()[0]
-        wall_s, cpu_s, python_cpu_s, blocks, rows = (
-            after[name] - before[name] for name in ("at", "cpu_s", "python_cpu_s", "blocks", "rows")
+        after, rows_after = self._usages(), self._counts()[0]
+        used = [{name: now[name] - then[name] for name in now} for then, now in zip(before, after, strict=True)]
+        cpu_s, python_cpu_s, blocks, rows = (
+            sum(each[name] for each in used) for name in ("cpu_s", "python_cpu_s", "blocks", "rows")
         )
+        wall_s = used[0]["at"]
+        ceiling = sum(each["blocks"] / each["cpu_s"] for each in used)
         taken = [rows_after[rank] - rows_before[rank] for rank in range(self.workers)]
-        slept = ray.get([each.slept_s.remote(before["at"], after["at"]) for each in self.processes or [self.actor]])
+        slept = ray.get(
+            [each.slept_s.remote(before[0]["at"], after[0]["at"]) for each in self.processes or [self.actor]]
+        )
         asked = self.cores * self.slower / self.task_s
         found = {
             "slower": self.slower,
@@ -179,16 +187,21 @@ class Case:
             "taken_over_made": sum(taken) / rows,
             "cpu_ms_per_block": cpu_s / blocks * 1e3,
             "python_ms_per_block": python_cpu_s / blocks * 1e3,
-            "ceiling_blocks_per_s": blocks / cpu_s,
+            "ceiling_blocks_per_s": ceiling,
             "asked_blocks_per_s": asked,
             "asked_samples_per_s": self.cores / stand_ins.SAMPLE_S,
-            "hub_share": asked * cpu_s / blocks,
-            "uss_mib": after["uss_mib"],
+            "hub_share": asked / ceiling,
+            "uss_mib": after[0]["uss_mib"],
             "fewest_over_most_rows": min(taken) / max(taken),
         }
         if self.kind == "real":
             found["core_mib"] = statistics.median(ray.get(self.actor.memory_bytes.remote())) / 2**20
         return found
+
+    def _usages(self) -> list[dict[str, float]]:
+        """What each feed has used so far."""
+        usages: list[dict[str, float]] = ray.get(self.actor.usages.remote())
+        return usages
 
     def _until(self, condition: Any, what: str) -> None:
         until = time.time() + DEADLINE_S
@@ -204,7 +217,9 @@ def _full_task(cores: int, first_rows: int) -> int:
     return plan_tasks(sys.maxsize, cores=cores, first_rows=first_rows, rates=rates, local_batch_size=LOCAL_BATCH)[0]
 
 
-def measured(kind: Literal["stood", "real"], cores: int, workers: int, seconds: float) -> dict[str, float]:
+def measured(
+    kind: Literal["stood", "real"], cores: int, workers: int, seconds: float, feeds: int = 1
+) -> dict[str, float]:
     """Run a case on a Ray of its own."""
     os.environ |= {"RAY_AUTH_MODE": "disabled", **RAY_STARTS_NOTHING_AHEAD}
     ray.init(
@@ -212,7 +227,7 @@ def measured(kind: Literal["stood", "real"], cores: int, workers: int, seconds: 
         logging_level=logging.ERROR,
     )  # fmt: skip
     try:
-        return Case(kind, cores, workers, seconds).run()
+        return Case(kind, cores, workers, seconds, feeds).run()
     finally:
         ray.shutdown()
 

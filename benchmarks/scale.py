@@ -2,7 +2,7 @@
 
     python benchmarks/scale.py [--repeats 3] [--case stood-1000-64] [-o benchmarks/results/scale.json]
 
-A case's name is its kind, its cores and its workers.
+A case's name is its kind, its cores and its workers; ``stood`` ones may name a number of feeds, among which cores and workers are divided.
 
 * ``alone``: the feed's own code without Ray, on cores that answer at once, where workers wait for blocks.
 * ``full``: the same where cores wait for room.
@@ -12,8 +12,8 @@ A case's name is its kind, its cores and its workers.
 
 Nodes are names: 16 cores and, on the first ones, 8 workers each. The clock of a large cluster runs slower than that of the machine
 (``slower``): blocks come at a rate for which the machine's cores have time. Rates are those of the machine's clock. The hub's limit is
-``ceiling_blocks_per_s``, a core's second divided by its CPU time of a block; the cluster asks for ``asked_blocks_per_s``. If
-``taken_over_made`` is far from 1, the stand-ins did not keep up, and the other figures say little.
+``ceiling_blocks_per_s``, a core's second divided by its CPU time of a block, summed over feeds; the cluster asks for
+``asked_blocks_per_s``. If ``taken_over_made`` is far from 1, the stand-ins did not keep up, and the other figures say little.
 """
 
 import json
@@ -35,14 +35,17 @@ from benchmarks import side_by_side
 CASES = (
     "alone-64-1", "alone-250-8", "alone-500-8", "alone-1000-1", "alone-1000-8", "alone-1000-64", "full-64-1", "full-1000-64",
     "real-64-1", "stood-64-1", "stood-250-8", "stood-1000-8", "stood-1000-64",
+    "stood-1000-64-2", "stood-1000-64-4",
 )  # fmt: skip
 BLOCKS = 2000  # of a case without Ray
 
 
 def _checked(context: click.Context, parameter: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
     for name in names:
-        if not re.fullmatch(r"(alone|full|stood|real)-[1-9]\d*-[1-9]\d*", name):
-            raise click.BadParameter(f"{name!r} is no case. Give kind, cores and workers, such as stood-1000-64.")
+        if not re.fullmatch(r"(alone|full|real)-[1-9]\d*-[1-9]\d*|stood-[1-9]\d*-[1-9]\d*(-[1-9]\d*)?", name):
+            raise click.BadParameter(
+                f"{name!r} is no case. Give kind, cores and workers, such as stood-1000-64; or stood-1000-64-2 for two feeds."
+            )
     return names
 
 
@@ -100,14 +103,16 @@ def _write(output: Path, found: dict[str, list[dict[str, Any]]]) -> None:
 
 
 def _measured(case: str, seconds: float) -> dict[str, float]:
-    kind, cores, workers = case.split("-")
+    kind, cores, workers, *feeds = case.split("-")
     if kind in ("alone", "full"):
         from benchmarks import hub_alone
 
         return hub_alone.measured(int(cores), int(workers), BLOCKS, full=kind == "full")
     from benchmarks import hub_on_ray
 
-    return hub_on_ray.measured("real" if kind == "real" else "stood", int(cores), int(workers), seconds)
+    return hub_on_ray.measured(
+        "real" if kind == "real" else "stood", int(cores), int(workers), seconds, *map(int, feeds)
+    )
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import psutil
 import ray
 
 from offload import machine
+from offload.model.feeds import FeedRule
 from offload.pipeline.blocks import wire
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
 from offload.pipeline.feed.datasets import Cores, FeedDataset
@@ -38,6 +40,7 @@ from offload.train.hub.actor import Hub, collect_seldom, take_turns
 from offload.train.hub.board import Board
 from offload.train.hub.division import FeedTerms
 from offload.train.hub.feeds import Feeds
+from offload.train.hub.ray_feed import PROCESSES
 
 SAMPLE_S = 0.025  # of a core, by the cluster's clock, like all times here
 SPREAD = 0.1  # tasks of equal rows take this much longer or shorter
@@ -184,21 +187,73 @@ class RealPool(Pool):
         return found
 
 
-class ScaleHub(Hub):
-    """The hub, which also measures itself. ``processes`` stand for its cores; without any, each core has a process. ``slower``: see
-    :class:`Load`."""
+class ScaleFeed(Feed):
+    """A feed that also measures itself, beside the hub's own: see :class:`ScaleHub`. ``number``: from 1, as in a run."""
 
-    def __init__(self, streams: dict[str, FeedDataset], cores: Cores, processes: Sequence[Any], slower: int) -> None:
+    def __init__(
+        self,
+        streams: dict[str, FeedDataset],
+        cores: Cores,
+        hub: Any,
+        processes: Sequence[Any],
+        slower: int,
+        number: int,
+    ) -> None:
         take_turns()
         collect_seldom()
         StoodPool.processes = processes
         self._slower = slower
+        super().__init__(
+            streams,
+            cores,
+            pool=partial(StoodPool, first=number * PROCESSES),
+            handle=hub,
+            clock=lambda: time.monotonic() / slower,
+        )
+
+    def next_slices(
+        self,
+        key: PassKey,
+        rank: int,
+        want: int = 1,
+        reach: Reach = "any",
+        arrived: int | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[list[Slice], bool]:
+        """See :class:`Feed`."""
+        return super().next_slices(key, rank, want, reach, arrived, timeout_s or TAKE_TIMEOUT_S * self._slower)
+
+    def usage(self) -> dict[str, float]:
+        """See :func:`usage_of`."""
+        return usage_of(self)
+
+
+class ScaleHub(Hub):
+    """The hub, which also measures itself. ``processes`` stand for its cores; without any, each core has a process. ``slower``: see
+    :class:`Load`. ``homes``: the node of each rank; ``feeds``: among so many, each but the hub's own in an actor that measures itself, too.
+    """
+
+    def __init__(
+        self,
+        streams: dict[str, FeedDataset],
+        cores: Cores,
+        processes: Sequence[Any],
+        slower: int,
+        homes: Sequence[str] = (),
+        feeds: int = 1,
+    ) -> None:
+        take_turns()
+        collect_seldom()
+        StoodPool.processes = processes
+        self._slower, self._processes, self._streams = slower, processes, streams
         self._title = "hub"
         self._without_cache, self._through_ray = set[str](), set[str]()
+        self._threads = 8 + 6 * len(homes)
+        self._others: list[Any] = []
         self.board = Board(lambda: self.feeds.supply(), nodes=len(cores.by_node))
         self.feeds = Feeds(
             cores,
-            FeedTerms(),
+            FeedTerms(rule=FeedRule(least=feeds, most=feeds), homes=tuple(homes)),
             own=lambda share: Feed(
                 streams,
                 share,
@@ -210,6 +265,17 @@ class ScaleHub(Hub):
             start=self._start_feed,
             end=self._end_feed,
         )
+
+    def _start_feed(self, cores: Cores) -> Any:
+        feed: Any = ray.remote(ScaleFeed)
+        options: dict[str, Any] = {"num_cpus": 0, "runtime_env": dict(cores.runtime_env) or None}
+        hub = ray.get_runtime_context().current_actor
+        self._others.append(
+            feed.options(**options, max_concurrency=self._threads, enable_task_events=False).remote(
+                self._streams, cores, hub, self._processes, self._slower, len(self._others) + 1
+            )
+        )
+        return self._others[-1]
 
     def next_slices(
         self,
@@ -223,31 +289,10 @@ class ScaleHub(Hub):
         """See :class:`Feed`."""
         return self.feed.next_slices(key, rank, want, reach, arrived, timeout_s or TAKE_TIMEOUT_S * self._slower)
 
-    def usage(self) -> dict[str, float]:
-        """CPU seconds and blocks of this process so far, and its memory now. ``python_cpu_s``: those of the threads that may hold Python's
-        lock. Ray names them after the actor, and its own ones after what they do."""
-        process = psutil.Process()
-        times, memory = process.cpu_times(), process.memory_full_info()
-        return {
-            "at": time.time(),
-            "cpu_s": times.user + times.system,
-            "python_cpu_s": sum(
-                thread.user_time + thread.system_time
-                for thread in process.threads()
-                if Path(f"/proc/self/task/{thread.id}/comm").read_text().startswith("ray::")
-            ),
-            "uss_mib": memory.uss / 2**20,
-            "blocks": self._blocks(),
-            "rows": sum(current.delivered_rows for current, _ in self._open()),
-        }
-
-    def _blocks(self) -> int:
-        """The finished blocks of all open passes."""
-        return sum(tasks._issued - tasks._unfinished for _, tasks in self._open())
-
-    def _open(self) -> list[tuple[Pass, PassTasks]]:
-        assert self.feed.pool is not None
-        return list(self.feed.pool._passes.values())
+    def usages(self) -> list[dict[str, float]]:
+        """What each feed has used so far, the hub's own first."""
+        asked = [feed.usage.remote() for feed in self._others]
+        return [usage_of(self.feed), *ray.get(asked)]
 
     def slept_s(self, since: float, until: float) -> list[float]:
         """The seconds of work of each core with a process of its own."""
@@ -262,3 +307,24 @@ class ScaleHub(Hub):
         pool = self.feed.pool._pool
         assert isinstance(pool, RealPool)
         return pool
+
+
+def usage_of(feed: Feed) -> dict[str, float]:
+    """CPU seconds and blocks of this process so far, and its memory now. ``python_cpu_s``: those of the threads that may hold Python's
+    lock. Ray names them after the actor, and its own ones after what they do."""
+    assert feed.pool is not None
+    passes: list[tuple[Pass, PassTasks]] = list(feed.pool._passes.values())
+    process = psutil.Process()
+    times, memory = process.cpu_times(), process.memory_full_info()
+    return {
+        "at": time.time(),
+        "cpu_s": times.user + times.system,
+        "python_cpu_s": sum(
+            thread.user_time + thread.system_time
+            for thread in process.threads()
+            if Path(f"/proc/self/task/{thread.id}/comm").read_text().startswith("ray::")
+        ),
+        "uss_mib": memory.uss / 2**20,
+        "blocks": sum(tasks._issued - tasks._unfinished for _, tasks in passes),  # finished, of all open passes
+        "rows": sum(current.delivered_rows for current, _ in passes),
+    }
