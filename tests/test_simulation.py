@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import plot_simulation, simulation
+from benchmarks import plot_simulation, scale, simulation
 from benchmarks.simulator import hub, regret, validation
 from benchmarks.simulator.flow import block_rows, flow
 from benchmarks.simulator.job import Fleet, HubCost, Job
@@ -250,6 +250,13 @@ def test_a_wrong_option_is_named(arguments: list[str], said: str) -> None:
     assert ran.exit_code == 2
     assert said in " ".join(ran.stderr.split()), ran.stderr
     assert "Traceback" not in ran.output
+
+
+@pytest.mark.parametrize("case", ["stood-1000", "real-64-1-2", "stood-1000-64-0", "weather-1-1"])
+def test_a_case_of_the_hub_that_cannot_be_is_named(case: str) -> None:
+    ran = CliRunner().invoke(scale.main, ["--case", case], env={"COLUMNS": "200"})
+    assert ran.exit_code == 2
+    assert f"'{case}' is no case. Give kind, cores and workers, such as stood-1000-64" in " ".join(ran.stderr.split())
 
 
 def test_typical_jobs_fill_their_gpus() -> None:
