@@ -27,7 +27,7 @@ from offload.model.feeds import FeedRule
 from offload.pipeline.blocks import wire
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
 from offload.pipeline.feed.datasets import Cores, FeedDataset
-from offload.pipeline.feed.feed import Feed
+from offload.pipeline.feed.feed import Feed, FeedListener
 from offload.pipeline.feed.passes import TAKE_TIMEOUT_S, Pass, PassKey, Reach, Slice
 from offload.pipeline.feed.tasks import PassTasks
 from offload.pipeline.index.rows import as_table
@@ -188,7 +188,8 @@ class RealPool(Pool):
 
 
 class ScaleFeed(Feed):
-    """A feed that also measures itself, beside the hub's own: see :class:`ScaleHub`. ``number``: from 1, as in a run."""
+    """A feed that also measures itself: the hub's own, with ``number`` 0, or one in an actor beside it. ``processes`` stand for its
+    cores; without any, each core has a process. ``slower``: see :class:`Load`."""
 
     def __init__(
         self,
@@ -197,7 +198,8 @@ class ScaleFeed(Feed):
         hub: Any,
         processes: Sequence[Any],
         slower: int,
-        number: int,
+        number: int = 0,
+        listener: FeedListener | None = None,
     ) -> None:
         take_turns()
         collect_seldom()
@@ -206,9 +208,10 @@ class ScaleFeed(Feed):
         super().__init__(
             streams,
             cores,
-            pool=partial(StoodPool, first=number * PROCESSES),
+            pool=partial(StoodPool if processes else RealPool, first=number * PROCESSES),
             handle=hub,
             clock=lambda: time.monotonic() / slower,
+            listener=listener,
         )
 
     def next_slices(
@@ -229,9 +232,7 @@ class ScaleFeed(Feed):
 
 
 class ScaleHub(Hub):
-    """The hub, which also measures itself. ``processes`` stand for its cores; without any, each core has a process. ``slower``: see
-    :class:`Load`. ``homes``: the node of each rank; ``feeds``: among so many, each but the hub's own in an actor that measures itself, too.
-    """
+    """The hub, whose feeds also measure themselves: see :class:`ScaleFeed`. ``homes``: the node of each rank; ``feeds``: among so many."""
 
     def __init__(
         self,
@@ -242,26 +243,17 @@ class ScaleHub(Hub):
         homes: Sequence[str] = (),
         feeds: int = 1,
     ) -> None:
-        take_turns()
-        collect_seldom()
-        StoodPool.processes = processes
         self._slower, self._processes, self._streams = slower, processes, streams
         self._title = "hub"
         self._without_cache, self._through_ray = set[str](), set[str]()
         self._threads = 8 + 6 * len(homes)
         self._others: list[Any] = []
         self.board = Board(lambda: self.feeds.supply(), nodes=len(cores.by_node))
+        hub = ray.get_runtime_context().current_actor
         self.feeds = Feeds(
             cores,
             FeedTerms(rule=FeedRule(least=feeds, most=feeds), homes=tuple(homes)),
-            own=lambda share: Feed(
-                streams,
-                share,
-                pool=StoodPool if processes else RealPool,
-                handle=ray.get_runtime_context().current_actor,
-                clock=lambda: time.monotonic() / slower,
-                listener=self,
-            ),
+            own=lambda share: ScaleFeed(streams, share, hub, processes, slower, listener=self),
             start=self._start_feed,
             end=self._end_feed,
         )
@@ -277,17 +269,9 @@ class ScaleHub(Hub):
         )
         return self._others[-1]
 
-    def next_slices(
-        self,
-        key: PassKey,
-        rank: int,
-        want: int = 1,
-        reach: Reach = "any",
-        arrived: int | None = None,
-        timeout_s: float | None = None,
-    ) -> tuple[list[Slice], bool]:
-        """See :class:`Feed`."""
-        return self.feed.next_slices(key, rank, want, reach, arrived, timeout_s or TAKE_TIMEOUT_S * self._slower)
+    def next_slices(self, *asked: Any) -> tuple[list[Slice], bool]:
+        """See :class:`ScaleFeed`."""
+        return self.feed.next_slices(*asked)
 
     def usages(self) -> list[dict[str, float]]:
         """What each feed has used so far, the hub's own first."""
