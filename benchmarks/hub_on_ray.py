@@ -51,7 +51,7 @@ class Case:
     def __init__(
         self, kind: Literal["stood", "real"], cores: int, workers: int, seconds: float, feeds: int = 1
     ) -> None:
-        self.kind, self.cores, self.workers, self.feeds = kind, cores, workers, feeds
+        self.kind, self.cores, self.workers = kind, cores, workers
         self.request = PassRequest(world_size=workers, first_rows=workers * LOCAL_BATCH, epoch=0, followed=True)
         rows = _full_task(cores // feeds, self.request.first_rows // feeds)
         core_task_s = rows * stand_ins.SAMPLE_S
@@ -72,8 +72,7 @@ class Case:
             threads = 2 * math.ceil(cores / count) + 4
             self.processes = [stood.options(**options, max_concurrency=threads).remote() for _ in range(count)]
             ray.get([process.slept_s.remote(0.0, 0.0) for process in self.processes])
-        homes = [f"node-{rank // counting_ranks.RANKS_PER_NODE}" for rank in range(workers)]
-        self.homes = homes
+        self.homes = homes = [f"node-{rank // counting_ranks.RANKS_PER_NODE}" for rank in range(workers)]
         ranks_class: Any = ray.remote(counting_ranks.Ranks)
         self.ranks = [
             ranks_class.options(**options, max_concurrency=4).remote(
@@ -99,7 +98,7 @@ class Case:
         """The measurements, by name. Seconds are those of this machine's clock."""
         ended = threading.Event()
         threading.Thread(target=self._read, args=(ended,), daemon=True).start()
-        attempt = self.hub.begin_group(1, self.homes if self.feeds > 1 else ()).attempt
+        attempt = self.hub.begin_group(1, self.homes).attempt
         self._begin(PassKey(attempt=attempt, name="train", number=0), self.request)
         first = self._all_served()
         result = {"first_block_s": min(first.values()) - self.began, "all_served_s": max(first.values()) - self.began}

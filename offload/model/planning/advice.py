@@ -10,7 +10,7 @@ from offload.model.noise import GradientNoise
 from offload.model.planning.device_speeds import RelativeSpeed
 from offload.model.planning.plans import Candidate
 
-WORTH_SAYING = 0.005  # share of the cost from which on a cheaper estimate is worth a sentence
+NAMED_FROM = 0.005  # share of the cost by which a shape must be cheaper by the estimates for the plan to name it
 
 _BINDS = {
     "gpu": "the GPUs bind, so more preprocessing would change nothing",
@@ -71,11 +71,12 @@ def _cheaper_if_exact(best: Candidate, rivals: Sequence[Candidate]) -> str:
     """A sentence about another number of the same CPU nodes that is cheaper by the estimates alone, if there is one."""
     alike = [c for c in rivals if c.shape.keys() == best.shape.keys() and c.goodput > 0]
     first = min(alike, key=lambda c: c.usd_per_hour / c.goodput, default=best)
-    if first.usd_per_hour / first.goodput >= best.usd_per_hour / best.goodput * (1 - WORTH_SAYING):
+    if first.usd_per_hour / first.goodput >= best.usd_per_hour / best.goodput * (1 - NAMED_FROM):
         return ""
     return (
-        f" {first.name} would cost {usd(first.usd_per_million_samples)} if everything were exactly as estimated; on average over what the "
-        "profile leaves open, it costs more."
+        f" {first.name} would cost {usd(first.usd_per_hour / 3600 * 1e6 / first.goodput)} per million useful samples, not "
+        f"{usd(best.usd_per_hour / 3600 * 1e6 / best.goodput)}, if everything were exactly as estimated; on average over what the profile "
+        "leaves open, it costs more."
     )
 
 

@@ -291,9 +291,13 @@ class _Table:
         unsure = self.job.profile.uncertainty
         return math.hypot(unsure.core_seconds_per_sample, unsure.day_to_day)
 
+    def take(self, which: Sequence[int] | Ints) -> _Table:
+        """The table of the selected shapes alone."""
+        return replace(self, rows=self.rows.take(np.asarray(which, dtype=np.int64)))
+
     def ranked(self, which: Sequence[int] | Ints) -> list[_Ranked]:
         """The selected shapes as candidates, with what their order depends on."""
-        table = replace(self, rows=self.rows.take(np.asarray(which, dtype=np.int64)))
+        table = self.take(which)
         pairs = zip(table.candidates(), table.longer().tolist(), strict=True)
         return [_Ranked(candidate=candidate, longer=longer) for candidate, longer in pairs]
 
@@ -416,10 +420,10 @@ def _choose(job: _Job, tables: Sequence[_Table]) -> tuple[_Table, int]:
 
 def _nothing_meets(job: _Job, tables: Sequence[_Table]) -> str:
     rows = [
-        each.candidate
+        candidate
         for table in tables
-        for each in table.ranked(_listed(table, tables))
-        if each.candidate.goodput > 0
+        for candidate in table.take(_listed(table, tables)).candidates()
+        if candidate.goodput > 0
     ]
     if not rows:
         kept = job.profile.input.host_cpus_per_worker
